@@ -11,36 +11,38 @@ How ``nccl-doctor check hosts.yaml`` works:
   (collect/turns.py).
 5. In the rate and smoke phases, the hosts exchange data at full speed and run an all-reduce (collect/mesh/rate.py,
    collect/smoke/, probe/smoke/).
-6. After the mesh, rate, and smoke phases, ``Judge.questions`` in judge/diagnose.py returns follow-up questions
-   (model/questions.py), and the phases add the answers to the ``Snapshot``.
-7. ``judge`` in judge/diagnose.py runs the checks in checks/CATEGORY/NAME.py (model/register.py) on the snapshot. Each
-   check receives a ``View`` (checks/view.py), which includes the data derived by nccl/ and firewall/.
+6. During the mesh and rate phases, and after the smoke phase, ``Judge.questions`` in judge/diagnose.py returns
+   follow-up questions (model/questions.py), whose answers ``Run`` adds to the ``Snapshot``.
+7. ``judge`` in judge/diagnose.py runs the checks (checks/CATEGORY/NAME.py, registered by model/register.py) on the
+   snapshot. Each check receives a ``View`` (checks/view.py), which includes the data derived by nccl/ and firewall/.
    judge/attribution.py attaches each consequence to its cause.
 8. judge/summary.py creates the ``Report`` (model/report.py).
 9. cli/output.py prints the report in the requested format with report/render.py and exits with the report's exit code.
 
-``nccl-doctor fix`` continues with the report. act/plan.py converts the operations of the diagnoses (model/operations/)
-to steps, and cli/fix.py asks for confirmation. act/run.py runs the steps and records them with act/record.py.
-act/outcome.py compares the follow-up report with the first report.
+``nccl-doctor fix`` first checks the hosts in the same way. act/plan.py then converts the operations of the diagnoses
+(model/operations/) into steps, and cli/fix.py asks for confirmation. act/run.py runs the steps and records them with
+act/record.py. act/outcome.py compares the follow-up report with the first report.
 
 Glossary:
 
 - cluster: the list of a job's nodes, and the job's master. node: an entry in the list of nodes. host: the machine of a
   node.
 - probe: the program that runs on a host while nccl-doctor is connected. The probe leaves nothing behind on the host.
-- fact: a typed answer from a host; ``Unknown(reason)`` if the host could not determine the answer, and ``Skipped`` if
-  the answer was not requested.
+- fact: a typed answer from a host. The fact is ``Unknown(reason)`` if the host could not determine the answer, and
+  ``Skipped`` if the answer was not requested.
 - phase: a part of a run, namely connect, facts, mesh, rate, or smoke. mesh: the connections of all hosts to each other.
   smoke: the all-reduce test.
 - dial: an attempt by one host to connect to another host's listener. crew: the hosts of a run, with the connections to
   the hosts.
-- snapshot: all facts and phase results of one run. view: the part of a snapshot that one check uses.
-- check: a pure function that evaluates facts. finding: the result of a check. diagnosis: a finding with its code and
-  consequences.
+- snapshot: all facts and phase results of one run. view: a snapshot, the conclusions from it, and the hosts that one
+  check can evaluate.
+- check: a pure function that evaluates facts. finding: a fault that was found by a check or in a log. diagnosis: a
+  finding with its code and consequences.
 - consequence: a finding that another finding explains. gap: the reason why a check could not examine some hosts.
 - rule: a pattern for a log line. grade: a rule's strength as evidence. signs: the rules and advice for a diagnosis.
-- remedy, fix: advice as prose and commands. operation: a command that changes something, represented as data.
-- blame: the firewall rule of a host that blocks a connection. report: the document that every output format shows.
+- remedy, fix: advice as prose and commands. operation: a change to one machine, represented as data.
+- blame: a host whose firewall rules block connections in one direction. report: the document that every output format
+  shows.
 """
 
 from importlib import import_module

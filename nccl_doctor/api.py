@@ -1,4 +1,6 @@
-"""The public functions of nccl-doctor. All other functions may change in any release.
+"""The public functions of nccl-doctor.
+
+All other functions might change in any release.
 
 The public functions print nothing. A :class:`~nccl_doctor.model.report.Report` has the fields of the JSON document
 (``nccl-doctor explain json``). An invalid argument raises :class:`~nccl_doctor.errors.DoctorError`, whose message is
@@ -32,7 +34,10 @@ from nccl_doctor.transport.joined.meeting import JoinedTransport
 
 _OUT = Out("check", quiet=True)
 AGENT = "TORCHELASTIC_RUN_ID"
-"""Environment variable that torchrun sets for its workers; with torchrun, an agent on node 0 uses the master port."""
+"""Environment variable that torchrun sets for its workers.
+
+The torchrun agent on node 0 listens on the master port.
+"""
 
 
 class PreflightError(RuntimeError):
@@ -111,7 +116,7 @@ def preflight(
     smoke: bool = True,
     python: str | None = None,
 ) -> Report:
-    """Check all nodes of the current job before training starts, and return the report on every rank.
+    """Check all nodes of the current job before training starts, and return the same report in every rank.
 
     Call this function at the top of a training script, before CUDA or ``torch.distributed`` is initialised. One process
     of each node takes part in the check, and the other processes wait. The node ranks come from the launcher's
@@ -129,7 +134,7 @@ def preflight(
         PreflightError: the check found an error on at least one node.
         DoctorError: an argument is invalid, or this process could not take part in the check.
 
-    If some checks could not be evaluated, the report is returned with ``report.complete`` set to False.
+    If some checks could not be completed, the report is returned with ``report.complete`` set to False.
     """
     here = joined.place(os.environ)
     file = None if token_file is None else Path(token_file)

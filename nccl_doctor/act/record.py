@@ -37,7 +37,7 @@ class RanStep(FrozenModel):
         settings: variables that were written to the hosts file; ``settings_before`` contains the previous values.
         outcome: "unknown" until the step has ended.
         undone: whether the step has been undone, or its change was found to be gone.
-        left: whether an undo skipped the step because the result of the step had been changed by another party.
+        left: whether an undo skipped the step because somebody else had changed the step's result.
     """
 
     number: int
@@ -73,7 +73,7 @@ class RanStep(FrozenModel):
 
 
 class Record(FrozenModel):
-    """The record of a run, which contains the steps and (in the form of command-line arguments) the hosts."""
+    """The record of a run, with the run's steps, and with the run's hosts as command-line arguments."""
 
     hosts: str
     began_at: str
@@ -130,7 +130,10 @@ def entry(step: Step, **known: object) -> RanStep:
 
 
 def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
-    """Return the newest record with steps to undo, or None. Records that an earlier undo did not skip are preferred."""
+    """Return the newest record with steps to undo, or None.
+
+    A record that an earlier undo skipped comes last.
+    """
     journals = list(_of_hosts(identifier, environ))
     return next((journal for journal in journals if not journal.record.is_left), journals[0] if journals else None)
 

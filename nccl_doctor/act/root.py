@@ -57,7 +57,7 @@ class RootRefusedError(Exception):
 
 
 def node_at(node: Node, *, outside: bool) -> Node:
-    """Return the node, or the host on which the node's container runs if ``outside`` is true."""
+    """Return the node or, if ``outside`` is true, the host on which the node's container runs."""
     if not outside:
         return node
     return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
@@ -66,7 +66,7 @@ def node_at(node: Node, *, outside: bool) -> Node:
 def unshared(node: Node) -> Node:
     """Return the node with SSH connection sharing (ControlPath) turned off.
 
-    A shared connection would still work after a lockout.
+    A shared connection would work even if new SSH connections were blocked.
     """
     options = node.options(SshOptions)
     alone = {**node.access.get(SshOptions.engine, {}), "options": (*options.options, "ControlPath=none")}

@@ -1,4 +1,4 @@
-"""Runs and records the steps of a plan, on all hosts in parallel, with the steps of each host in order.
+"""Runs and records the steps of a plan, in parallel on all hosts and in order on each host.
 
 Each step first reads the state that the step would change. If the state is already as desired or can't be read, nothing
 is changed. After steps that could block SSH access, a second connection is opened while the first connection is still
@@ -53,7 +53,7 @@ class Execution:
     Attributes:
         nodes: nodes by host name.
         transport: transport that opens channels to the hosts.
-        roots: way to become root on each host that has steps for root.
+        roots: way to become root on each host that has a step which needs root.
         by_us: function that runs a step that needs no shell.
         journal: record of the run; None for an undo, because the record of the undone steps is updated instead.
         password: the password for sudo on hosts whose ``RootAccess.way`` is "password".

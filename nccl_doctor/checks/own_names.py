@@ -59,7 +59,7 @@ class OwnName:
 
 
 _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
-"""Cache of the results of ``own_names``, by ``Derived`` object and tuple of hosts.
+"""Cache of the results of ``own_names``, keyed by ``Derived`` object and tuple of hosts.
 
 Three checks need the results.
 """
@@ -109,7 +109,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Return whether both hosts run on one machine, or only ``other`` uses the less common address family."""
+    """Return whether both hosts share a machine, or ``host`` uses the usual address family and ``other`` does not."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:

@@ -187,7 +187,7 @@ def _explained(rail: RailRates, judgement: RateJudgement) -> tuple[list[RateLine
 
 
 def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[RateLine], list[PairRate]]:
-    """Return the bad rows and columns, in order of decreasing numbers of bad rates, and the remaining bad rates."""
+    """Return the bad rows and columns (those with the most bad rates first), and the remaining bad rates."""
     bad, known = dict(bad), set(known)
     lines: list[RateLine] = []
     while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
@@ -238,7 +238,7 @@ def _of_rails(measured: list[RailRates], rates: Rates, judgement: RateJudgement)
 
 
 def _slower_rail(rail: RailRates, measured: list[RailRates], rates: Rates) -> float | None:
-    """Return the rate that a slow rail should reach, judging by its links or by other rails.
+    """Return the rate that a slow rail should reach according to the rail's links or to other rails.
 
     For a rail that is not slow, the result is None.
     """

@@ -61,7 +61,7 @@ class FailedDials:
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """Routing faults that explain failed connections, by failed connection.
+        """Routing faults that explain failed connections, keyed by the failed connection.
 
         Connections that a packet filter blocks are not included.
         """
@@ -70,7 +70,7 @@ class FailedDials:
 
     @cached_property
     def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-        """NetworkPolicies that explain failed connections, by failed connection.
+        """NetworkPolicies that explain failed connections, keyed by the failed connection.
 
         Connections that a packet filter blocks are not included.
         """

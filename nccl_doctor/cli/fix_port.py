@@ -135,7 +135,7 @@ def fix_port(
 
 
 class Countdown:
-    """A display on stderr of the current wait: a live line on a terminal, otherwise one line for each change."""
+    """Shows on stderr what ``fix-port`` waits for, as a live line on a terminal or as a line for each kind of wait."""
 
     def __init__(self, out: Out) -> None:
         self._out = out

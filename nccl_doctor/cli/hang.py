@@ -133,7 +133,7 @@ def refuse_stacks(*, no_stacks: bool, pause: bool, native: bool) -> None:
 
 
 def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:
-    """Raise UsageError for options that need ``--watch`` if it is missing, or that conflict with ``--watch``."""
+    """Raise UsageError if an option that needs ``--watch`` is given without it, or if an option conflicts with it."""
     if not watched.watch:
         if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching need --watch")

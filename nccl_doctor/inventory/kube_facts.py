@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nccl_doctor.inventory.kube_api import Container, ContainerState, Pod, StateDetail
 from nccl_doctor.model.engines.kube import NotReady
 from nccl_doctor.snapshot.surroundings import PodFacts
-from nccl_doctor.text.hostlist import listed, nouns
+from nccl_doctor.text.hostlist import listed, nouns, quoted
 from nccl_doctor.text.shell import line
 
 _IMAGE = re.compile(r"ErrImage|ImagePull|InvalidImageName|RegistryUnavailable")
@@ -49,7 +49,8 @@ def unready(pod: Pod) -> str | None:
         return None
     if not lacking:
         return condition.reason or "not ready"
-    return f"the {nouns(len(lacking), 'container')} {listed(lacking)} did not become ready"
+    are = "is" if len(lacking) == 1 else "are"
+    return f"the {nouns(len(lacking), 'container')} {listed(map(quoted, lacking))} {are} not ready"
 
 
 def _unscheduled(pod: Pod, container: Container) -> NotReady | None:

@@ -170,7 +170,7 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> ChoiceFault | None:
     links = ((entry.interface, side.link(entry.interface)) for entry in side.interfaces.addresses)
     down = [(name, link.name) for name, link in links if link is not None and "running" not in link.flags]
     idle = [name for name, link in down if wanted is None or parse_spec(wanted).accepts(link)]
-    why = f", since {idle[0]} is down or has no carrier," if idle else ""
+    why = f" because {idle[0]} is down or has no carrier," if idle else ""
     problem = f"finds no usable interface{why} and fails with “{failure.words}”"
     names = listed(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
     evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}

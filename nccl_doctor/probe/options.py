@@ -86,7 +86,7 @@ class ParsedLine(NamedTuple):
         told: dictionary of the values of all options. The key of an option is torchrun's name for the setting, or the
             option's own name if torchrun has no such setting. The value of a flag is an empty string.
         unknown: options that the launcher does not know, as spelled on the command line.
-        rest: model of the engine, or training script and its arguments.
+        rest: name of the engine's model, or the training script and the script's arguments.
     """
 
     options: Tuple[Option, ...]
@@ -282,7 +282,7 @@ MODULES = {
 }
 _PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*[a-z]?")
 _ALONE = re.compile(r"-[BbdEIOPqRsSuvx]+")
-"""Pattern of options of the Python interpreter that take no value (``python --help``)."""
+"""Pattern for the Python interpreter's options that take no value (``python --help``)."""
 _MODULE = re.compile(r"-[BbdEIOPqRsSuvx]*m")
 _VALUED = ("-X", "-W", "--check-hash-based-pycs")
 

@@ -1,9 +1,10 @@
 """Functions that drop root privileges before opening or reading a path that another user controls.
 
-If root opens a path that a user controls, symbolic links are followed with root privileges, and the path may change
-between a check and the opening. Paths that another user controls are therefore opened by a child process. Before
-opening the path, the child process drops every capability and switches to the user, groups, root directory and
-namespaces of the examined process. The child process can access only files that the user can access.
+If root opens a path that a user controls, symbolic links are followed with root privileges, and the user can change the
+path after it is checked and before it is opened. Paths that another user controls are therefore opened by a child
+process. Before opening the path, the child process drops every capability and switches to the user, groups, root
+directory and namespaces of the examined process. The child process can then access only the files that the user of the
+examined process can access.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Credentials(NamedTuple):
 def status_of(place: int) -> dict[str, list[str]]:
     """Return the fields of /proc/PID/status (proc_pid_status(5)).
 
-    ``place`` is a descriptor of the directory /proc/PID.
+    ``place`` is a file descriptor of the /proc/PID directory.
     """
     file = os.open("status", os.O_RDONLY, dir_fd=place)
     try:
@@ -63,7 +64,7 @@ def credentials(status: dict[str, list[str]]) -> Credentials:
 
 
 def open_process(pid: int, started: int) -> int:
-    """Open the directory /proc/PID of a process and return its descriptor.
+    """Open the /proc/PID directory of a process and return the directory's file descriptor.
 
     Raise Unavailable if the start time of the process is not ``started`` (in clock ticks since boot).
 
@@ -110,7 +111,7 @@ def _prctl(option: int, *values: int) -> None:
 
 
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
-    """Switch to the user, root directory and namespaces of the examined process.
+    """Switch to the user, root directory, mount namespace and PID namespace of the examined process.
 
     The caller must be a child process that root has forked. The child process is about to run a program that reads the
     memory of the examined process. Root privileges are kept if the examined process belongs to root and has the same
@@ -120,12 +121,13 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
         pid: PID of the examined process.
         started: start time of the process in clock ticks since boot.
         parent: PID of the parent of the calling process.
-        loads: whether the program loads shared libraries, which would be loaded from the root directory of the process.
+        loads: whether the program loads shared libraries, which would come from the examined process's root directory.
 
-    Return the PID of the process in its own PID namespace. If the process and the caller are in different PID
-    namespaces, the function returns in a child process of the caller. CAP_SYS_PTRACE is kept only if the kernel would
-    otherwise deny access (ptrace(2)). The kernel denies access if Yama restricts ptrace, or if the process has
-    capabilities, is not dumpable, or is in another user namespace.
+    Return the PID of the examined process in the PID namespace in which the program will run. If the root directory and
+    the PID namespace of the examined process both differ from the caller's, the function returns in a child process of
+    the caller. CAP_SYS_PTRACE is kept only if the kernel would otherwise deny access (ptrace(2)). The kernel denies
+    access if Yama restricts ptrace, or if the process has capabilities, is not dumpable, or is in another user
+    namespace.
     """
     place = open_process(pid, started)
     status, own_status = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

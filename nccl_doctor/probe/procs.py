@@ -20,10 +20,10 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 
 FEW_FILES = 1024
-"""Number of open files of each process that are examined first.
+"""Number of open files that are examined first for every process.
 
-Any user can have 120 processes with 20,000 open files each, so the additional files of such processes are examined
-last.
+Any user can start, for example, 120 processes with 20,000 open files each, so a process's additional open files are
+examined last.
 """
 MORE_FILES_S = 6.0
 
@@ -233,7 +233,8 @@ class ProcessTable:
     def executable(self, pid: int) -> str:
         """Return the base name of a process's executable.
 
-        If the link ``exe`` can't be read, return the base name of the first argument.
+        If the ``exe`` link can't be read, return the base name of the first argument or, if there are no arguments, the
+        kernel's name for the process.
         """
         path = self.link(pid, "exe")
         if path is None:

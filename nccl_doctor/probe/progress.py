@@ -49,8 +49,8 @@ def look(pid: int, started: int, table: ProcessTable) -> dict[str, Any] | None:
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
     """Return the number of threads of a process, and the CPU demand of the busiest threads.
 
-    The second result is a dictionary that maps thread IDs to the times in seconds that the threads have run or waited
-    for a CPU (schedstat, see sched-stats.rst).
+    The second result is a dictionary that maps each thread ID to how long the thread has run or waited for a CPU, in
+    seconds (schedstat, see sched-stats.rst).
     """
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
@@ -69,7 +69,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 def io_bytes(pid: int) -> int | None:
     """Return the number of bytes that a process has read and written (proc_pid_io(5)).
 
-    The result is None if the number is not readable.
+    The result is None if /proc/PID/io can't be read.
     """
     text = tools.read(f"/proc/{pid}/io")
     if text is None:
@@ -81,7 +81,7 @@ def io_bytes(pid: int) -> int | None:
 def _wchan(pid: int) -> str | None:
     """Return the name of the kernel function in which a process sleeps.
 
-    Return None if the process is running or the name is not readable.
+    Return None if the process is running or /proc/PID/wchan can't be read.
     """
     text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None

@@ -2,8 +2,8 @@
 
 Programs are searched for by name in the user's PATH and in the system's directories. The arguments, working directory,
 environment variables and root directory of an examined process are never used to find a program. As root, the probe
-runs a program only if no other user could have changed the program before the check or could change the program after
-the check. As any other user, the probe runs the same programs as the user's shell would run.
+runs a program only if no other user can change or replace the program. As any other user, the probe runs the same
+programs as the user's shell would.
 
 Some programs are run without a search, namely the Python interpreter from the hosts file (facts/software.py,
 smoke/allreduce.py), the login shell (facts/software.py), and /bin/sh with rm and sleep (children.py). A copy of py-spy
@@ -63,8 +63,8 @@ def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
 MOST_FILE_BYTES = 1 << 23
 """Maximum number of bytes that are read from one file.
 
-The limit is enough for 50,000 sockets in /proc/net/tcp. A limit is needed because any user can create more sockets in a
-network namespace.
+The limit is enough for 50,000 sockets in /proc/net/tcp. A limit is needed because any user can create a network
+namespace with more than 50,000 sockets.
 """
 FILE_PIECE = 1 << 16
 
@@ -107,7 +107,7 @@ def read(path: str) -> str | None:
 def encoded(name: str) -> str | bytes:
     """Return a host name as bytes if the name needs no IDNA encoding.
 
-    Python does not import the IDNA codec, which would take 2 ms, for a name that is passed as bytes.
+    For a name that is passed as bytes, Python does not import the IDNA codec, which would take 2 ms.
 
     Return any other host name as a string.
     """
@@ -171,7 +171,7 @@ PROGRAMS = {  # by name, with its purpose; no other program is run
 }
 SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Directories of nvidia-smi on GKE and WSL, which may be missing from the PATH of a non-interactive shell."""
+"""Directories of nvidia-smi on GKE and WSL, which might not be in the PATH of a non-interactive shell."""
 MOST_STEPS = 256
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

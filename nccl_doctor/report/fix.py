@@ -25,7 +25,7 @@ def render(report: FixReport, options: RenderOptions) -> str:
 
 
 def plan_screen(report: FixReport, options: RenderOptions) -> str:
-    """Return the plan that is shown before the user is asked."""
+    """Return the plan that is shown before the user is asked for confirmation."""
     return joined(plan_blocks(report, Screen.of(options)))
 
 
@@ -190,7 +190,10 @@ def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
 
 
 def interrupted(report: FixReport) -> str:
-    """Return the message after Ctrl-C, with the changed and the unchanged hosts, and how to undo the changes."""
+    """Return the message that is shown after Ctrl-C.
+
+    The message lists the changed and the unchanged hosts, and the command that undoes the changes.
+    """
     changed = grouped((run.host, run) for run in report.results if run.outcome != "not-run" and not run.was_there)
     named = [f"{host or 'this machine'} was changed ({plural(len(runs), 'command')})" for host, runs in changed.items()]
     hosts = dict.fromkeys(run.host or "this machine" for run in report.results if run.host not in changed)

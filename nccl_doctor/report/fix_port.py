@@ -38,7 +38,7 @@ def render(report: PortReport, options: RenderOptions) -> str:
 def screen(report: PortReport, *, asking: bool = False) -> str:
     """Return the whole screen.
 
-    The screen ends with the remedies unless ``asking`` is true, because a question follows.
+    If ``asking`` is true, the remedies are left out, because the user is then asked a question.
     """
     place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
     if report.port is None:

@@ -263,7 +263,10 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """Return the checks with the same reason, beginning with the checks that lack a verdict on all of the hosts."""
+    """Return the names of the checks that have no verdict for the same reason.
+
+    The checks that have no verdict on any of the hosts come first.
+    """
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
@@ -275,7 +278,7 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
 
 
 def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
-    """Return whether a job can start, followed by the counts and a summary sentence.
+    """Return three values: whether the verdict is "Ready", the counts as phrases, and the summary line.
 
     ``cause`` is the most severe diagnosis.
     """
@@ -302,7 +305,7 @@ def more(codes: str, cause: Diagnosis | None) -> str:
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """Yield the summary line with the counts and ``explain`` pages, followed by the next step."""
+    """Yield the summary line with the counts and a reference to the ``explain`` pages, followed by the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
@@ -322,7 +325,7 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
     """Return counts such as ``1 error``, ``0 warnings`` and ``56 checks passed``.
 
-    Zero counts are left out, except that errors may be followed by ``0 warnings``.
+    Zero counts are left out, except that ``0 warnings`` is shown if there are errors and every check has a verdict.
     """
     by_severity = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]

@@ -1,6 +1,6 @@
 """Selects the function that renders a command's document in the requested format.
 
-Rendering functions return strings, and neither write files nor read the clock. A new format, or the screen of a new
+Rendering functions return strings and neither write files nor read the clock. A new format, or the screen of a new
 command, needs a module in this package and a line in this module.
 """
 
@@ -76,10 +76,11 @@ def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
 
 
 def render_json(document: Document, _options: RenderOptions) -> str:
-    """Return the document as JSON, with every field.
+    """Return the document as JSON.
 
-    The fields ``entities`` and ``page`` are left out if they are null. The JSON is ASCII, so that host names and logs
-    can neither garble a terminal nor cause encoding errors. Infinities and NaN, which JSON lacks, become null.
+    All fields are included, except that ``entities`` and ``page`` are left out if they are null. The JSON is ASCII, so
+    that host names and logs can neither garble a terminal nor cause encoding errors. Infinities and NaN, which JSON
+    lacks, become null.
     """
     tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"

@@ -1,8 +1,8 @@
 """Generates a JSON Schema for the documents that a command prints with ``-o json``, from the documents' models.
 
-Future versions of nccl-doctor keep all fields in a schema, but may add new fields. A schema contains no enumerations to
-which later versions may add values. A schema also contains no limits on values, because these limits only protect
-nccl-doctor from untrusted hosts.
+Later versions of nccl-doctor keep all fields of a schema, but might add new fields. A schema contains no enumerations
+to which later versions of nccl-doctor might add values. A schema also contains no limits on values, because these
+limits only protect nccl-doctor from untrusted hosts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def schema_of(command: str) -> dict[str, Any]:
 
 
 def _promised(tree: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """Return a part of a schema with all fields required and without limits on values."""
+    """Return a part of a schema without limits on values.
+
+    All fields are required, except ``entities`` and ``page``.
+    """
     if isinstance(tree, list):
         return [_promised(inner) for inner in tree]
     if not isinstance(tree, dict):

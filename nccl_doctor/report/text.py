@@ -1,7 +1,7 @@
-"""Formats lines, tables and colours. No other module of this package measures the width of text.
+"""Formats lines, tables and colours.
 
-Widths are in terminal cells, not characters, because an ideograph occupies two cells. All text is cleaned in this
-module with :mod:`nccl_doctor.text.shell`, so callers need not clean it.
+Widths are in terminal cells, not characters, because an ideograph occupies two cells. :func:`wrap`, :func:`cut`,
+:func:`apart` and :func:`table` clean their text with :mod:`nccl_doctor.text.shell`, so callers need not clean the text.
 """
 
 from __future__ import annotations

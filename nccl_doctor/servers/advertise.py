@@ -191,7 +191,10 @@ def _by_metadata(side: Side) -> Advertised | None:
 
 
 def _vllms_store(side: Side) -> Advertised | None:
-    """Return the address of Mooncake's store if vLLM is installed, because vLLM passes its own address to the store."""
+    """Return the address that vLLM passes to Mooncake's store, which is vLLM's own address.
+
+    The result is None if vLLM is not installed or if SGLang is installed.
+    """
     return advertised("vllm", side) if side.version("vllm") and not side.version("sglang") else None
 
 
@@ -231,7 +234,7 @@ class Ports:
 
     Attributes:
         last: the last port of the range that begins at ``first``.
-        of: the owner of the ports in the possessive form, such as "its dashboard's".
+        of: the name of the component that uses the ports, in the possessive form, such as "its dashboard's".
         by: the option or variable that changes the ports.
         only_with: the command-line option that makes the program use the ports, or "" if the ports are always used.
     """
@@ -250,14 +253,15 @@ class Program:
     Attributes:
         steps: the steps by which the program finds its address. Each entry begins with the version that introduced its
             steps, and the oldest version is first.
-        variables: environment variables that imply that the program is used, even if no installation is known.
+        variables: environment variables that imply that the program is used, even if no installation of the program was
+            found.
         export: the environment variable that sets the address, or None.
         option: the name (with underscores) of the launch command's option that sets the address, or None.
         package: the program's Python package if the names of the program and the package differ.
-        ports: the default ports of vLLM 0.22 and later, SGLang 0.5 and Ray 2; vLLM versions before 0.22 used port 5557
-            for NIXL.
-        beside: the other programs that the program uses; a wrong setting for any of these is an error.
-        always: whether the program's address is determined on every host, even without an installation of the program.
+        ports: the program's default ports in vLLM 0.22 and later, SGLang 0.5 or Ray 2; vLLM versions before 0.22 used
+            port 5557 for NIXL.
+        beside: the other programs that the program uses; a wrong setting for any of these programs is an error.
+        always: whether the program's address is determined on every host, even if the program is not installed.
         syntax: the versions for which ``launch --engine`` prints valid commands; "" if the program is not a valid
             engine.
         starts: the argument that follows the launch command, such as "train.py".

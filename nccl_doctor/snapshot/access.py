@@ -115,7 +115,7 @@ class ProbeFacts(AccessFacts):
     Attributes:
         stage: the stage that failed, which is "connect", "login", "start", "facts", "mesh" or "hang".
         late: True if a deadline passed.
-        ran: False if the stage "start" failed before the interpreter reported that it had started.
+        ran: False if the "start" stage failed before the Python interpreter reported that it had started.
     """
 
     python: str | None = None
@@ -158,7 +158,7 @@ class SshUnreachable(AccessFailure):
 
 
 class SshAuthFailed(AccessFailure):
-    """A failed login because the server accepted none of the keys."""
+    """A failed login, for example because the server accepted none of the keys."""
 
     kind: Literal["ssh-auth-failed"] = "ssh-auth-failed"
     facts: LoginFacts
@@ -172,7 +172,7 @@ class HostKeyUnknown(AccessFailure):
 
 
 class HostKeyChanged(AccessFailure):
-    """A failure to reach a host because known_hosts contradicts or revokes the host's key."""
+    """A failure to reach a host because a known_hosts file contains a different key or revokes the host's key."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts

@@ -157,7 +157,11 @@ class User(NamedTuple):
         return self.name == f"uid {self.uid}"
 
     def is_same(self, other: User) -> bool:
-        """Return whether two users are the same, by name, or by ID if one of the hosts has no name for the user ID."""
+        """Return whether two users are the same.
+
+        Two users are the same if their names are equal, or if one of the hosts has no name for the user ID and the user
+        IDs are equal.
+        """
         unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
         return self.name == other.name or (unnamed and self.uid == other.uid)
 
@@ -184,7 +188,7 @@ class JobProcess(Observed):
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
-        """Return whether the two processes have the same user and either both run in a container or both do not."""
+        """Return whether two processes have the same user and are either both inside or both outside a container."""
         return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
@@ -202,7 +206,7 @@ class JobRank(JobProcess):
 
 
 class StoreClient(JobProcess):
-    """A process that may be a rank although its environment variables do not identify it as a rank."""
+    """A process that might be a rank although its environment variables do not identify it as a rank."""
 
     # address and port of each remote end that it dialled, with the number of connections
     dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
@@ -240,7 +244,10 @@ class Starter(Observed):
 
 
 class Exit(Observed):
-    """The exit of a process that was a rank. ``status`` is the exit status, a negative signal number, or None."""
+    """The exit of a process that was a rank.
+
+    ``status`` is the exit status, a negative signal number, or None if the exit status is unknown.
+    """
 
     pid: Pid
     started: Count  # as in JobProcess
@@ -283,7 +290,10 @@ class GpuWork(Observed):
 
     @property
     def spins(self) -> bool:
-        """True if a GPU kernel runs almost all the time but the GPU draws little power, as when a kernel only waits."""
+        """True if a GPU kernel runs almost all the time but the GPU draws little power.
+
+        A GPU kernel that only waits needs little power.
+        """
         return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
 
 
@@ -337,7 +347,7 @@ class HangHost(Observed):
 
 
 class HangSnapshot(FrozenModel):
-    """Snapshot of a job, which can be evaluated immediately or later from a file."""
+    """A snapshot of a job, which can be evaluated immediately, or stored in a file and evaluated later."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"

@@ -104,7 +104,7 @@ def _route_words(routes: tuple[network.Route, ...]) -> str:
 
 
 class HostFacts(Observed):
-    """Facts about a host, one for each collector (``fact`` in probe/tools.py).
+    """Facts about a host, most of which are determined by a collector (``fact`` in probe/tools.py).
 
     ``-v`` prints the facts that have a :class:`Shown` annotation.
     """
@@ -182,7 +182,7 @@ class Host(Observed):
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
-        """Return a copy of the host whose resolver answers are stored as differences from the common answers."""
+        """Return a copy of the host in which resolver answers are stored as differences from the common answers."""
         if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
@@ -195,7 +195,7 @@ HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 class Snapshot(Observed):
     """Snapshot of a run.
 
-    The parts of a snapshot are checked for consistency, even when the snapshot is read from a file.
+    The parts of a snapshot are checked for consistency, also when the snapshot is read from a file.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
@@ -271,7 +271,7 @@ def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
 
 
 def connections(ranks: int, others: int) -> int:
-    """Return the number of ports that ``ranks`` ranks may need if each rank communicates with ``others`` other ranks.
+    """Return the number of ports that ``ranks`` ranks might need if each rank communicates with ``others`` other ranks.
 
     A rank needs six ports for the bootstrap's listeners, the proxy and gloo. For each other rank, a rank needs two more
     ports, one to listen and one to connect, as in all-to-all communication.
@@ -280,7 +280,7 @@ def connections(ranks: int, others: int) -> int:
 
 
 def connections_of_peer(snapshot: Snapshot, name: str) -> int:
-    """Return the largest number of simultaneous connections that a job may need between the host and one peer."""
+    """Return the largest number of simultaneous connections that a job might need between the host and one peer."""
     ranks = rank_counts(snapshot)
     return max((connections(ranks[peer], ranks[name]) for peer in ranks.keys() - {name}), default=0)
 
@@ -351,9 +351,10 @@ def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
 
 
 def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
-    """Return the variables that select AMD GPUs.
+    """Return the environment variables that select AMD GPUs, with their values.
 
-    The first variable selects GPUs from all GPUs of the host, and the second variable selects GPUs from this selection.
+    ROCR_VISIBLE_DEVICES selects GPUs from all GPUs of the host. HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES if
+    HIP_VISIBLE_DEVICES is not set, selects GPUs from the GPUs that ROCR_VISIBLE_DEVICES selected.
 
     Sources: ROCm's documentation, "GPU isolation techniques", and _parse_visible_devices in torch/cuda/__init__.py.
     """
@@ -367,7 +368,7 @@ def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
 def rocm_count(node: Node, facts: HostFacts) -> int | None:
     """Return the number of AMD GPUs that ranks see.
 
-    The result is None if torch is not built for ROCm or if GPUs are selected by UUID.
+    The result is None if torch is not built for ROCm, if a required fact is unknown, or if GPUs are selected by UUID.
     """
     gpus = rocm_gpus(facts)
     count = None if gpus is None else len(gpus)

@@ -263,8 +263,9 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
 
 
 EXACT_UP_TO = 14
-"""Maximum number of hosts in a group for which all combinations are tried. Larger groups are searched with a greedy
-algorithm.
+"""Maximum number of hosts in a group for which all combinations of hosts are tried.
+
+Larger groups are searched with a greedy algorithm.
 """
 
 
@@ -321,9 +322,9 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Choose hosts that cover all failed pairs with a greedy algorithm.
+    """Use a greedy algorithm to choose hosts so that every failed pair contains a chosen host.
 
-    Each step chooses the host that belongs to the most uncovered pairs.
+    Each step chooses the host that belongs to the most failed pairs without a chosen host.
 
     If all hosts belong to equally many failed pairs, return all hosts.
     """

@@ -1,8 +1,8 @@
 """Models of a host's network: links, addresses, routes, name resolution, packet filters, and ports.
 
-If most hosts get the same answer for a name, this answer is stored only once, and each host stores only the answers
-that differ from the shared answers. If a separate answer were stored for each host and name, 4,096 hosts with 4,096
-names would need about 16.8 million answers.
+If a name resolves to the same addresses on most hosts, this answer is stored only once as a shared answer. Each host
+stores only the answers that differ from the shared answers. If a separate answer were stored for each host and name,
+4,096 hosts with 4,096 names would need about 16.8 million answers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class PciLink(Observed):
     def gbps(self) -> float:
         """The data rate in Gb/s without the encoding overhead.
 
-        The encoding is 8b/10b up to 5 GT/s and 128b/130b from 8 GT/s. One Gb/s is 10⁹ bits per second.
+        The encoding is 8b/10b up to 5 GT/s and 128b/130b from 8 to 32 GT/s. The slightly higher overhead of the FLITs
+        at 64 GT/s is ignored. One Gb/s is 10⁹ bits per second.
         """
         return self.width * self.speed * (128 / 130 if self.speed >= GEN3 else 0.8)
 
@@ -142,8 +143,8 @@ class Route(Observed):
 class Refusal(Observed):
     """A route that refuses packets.
 
-    Each routing table contributes only its best match for the destination. A refusing route is stored only if no other
-    best match refuses packets with the same error.
+    For each routing table, only the route that best matches the destination is considered. A refusing route is stored
+    only if no other table's best match refuses packets with the same error.
     """
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
@@ -222,7 +223,7 @@ class Resolver(Protocol):
     """Protocol for objects that return the addresses to which a name resolves on a host."""
 
     def get(self, name: str) -> Resolution | None:
-        """Return the answer for a name on the host, or None if the name was not queried."""
+        """Return the result of resolving a name on the host, or None if the name was not queried."""
 
 
 class Names(Observed):
@@ -252,7 +253,7 @@ class Names(Observed):
         return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
-        """Return the answer for a name on the host, or None if the host was not asked for this name."""
+        """Return the result of resolving a name on the host, or None if the host did not query the name."""
         if name in self.own:
             return self.own[name]
         answer = self.shared(name)
@@ -293,9 +294,9 @@ class Names(Observed):
 
 
 def literal(name: str) -> ResolverAnswer | None:
-    """Return the answer for a name that is itself an address, or None for any other name.
+    """Return the resolver's answer for a name that is itself an address, or None for any other name.
 
-    For an address, the answer is the same on every host.
+    An address resolves to itself on every host.
     """
     try:
         ipaddress.ip_address(name.partition("%")[0])

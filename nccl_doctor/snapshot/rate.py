@@ -64,7 +64,7 @@ class Figures(Observed):
 class PairRate(Figures):
     """The rate on one rail from ``src`` to an address of ``dst``.
 
-    ``alone`` is true if no other host was sending at the time.
+    ``alone`` is true if no other host was sending during the measurement.
     """
 
     src: str

@@ -1,8 +1,9 @@
-"""Removes private data from a snapshot for a bug report, and records what was removed.
+"""Removes private data from a snapshot for a bug report and records what was removed.
 
-User names are replaced with "user1", "user2", and so on. Values of variables are kept only if the names of the
-variables are on an allowlist. In command lines, only the program, the script, the names of options, and the values of
-torchrun's own options are kept. Values that checks need are kept, so that the diagnoses stay the same.
+User names are replaced with "user1", "user2", and so on. The value of a variable is kept only if the variable's name is
+on an allowlist. In the command lines of processes, only the program, the script, the names of options, and the values
+of torchrun's own options are kept. In launch commands, numbers and addresses are kept, too. Values that checks need are
+kept, so that the diagnoses stay the same.
 """
 
 from __future__ import annotations
@@ -38,28 +39,29 @@ NAMES = frozenset(
 )
 """Variables that checks read.
 
-The value of a variable is removed unless the variable is listed here or has an allowed prefix. The names and prefixes
-are those of probe/facts/software.py, except that narrower prefixes replace ``TORCH_``.
+The value of a variable is removed unless the variable is listed here or has an allowed prefix. The allowed names and
+prefixes are those of probe/facts/software.py, except that narrower prefixes replace ``TORCH_``.
 """
 
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
-"""Pattern of words in a variable's name. If the pattern matches, the value counts as secret, even if the name has an
-allowed prefix.
-"""
+"""Pattern for words in a variable's name that mark the value as secret, even if the name has an allowed prefix."""
 
 NOBODY = frozenset({"root", "nobody"})
 HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
-"""Pattern of a home directory in one of the usual parent directories. The group in the pattern matches the user's name.
+"""Pattern for a home directory in one of the usual parent directories.
+
+The pattern's group matches the user name.
 """
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
-"""Pattern of a path in which the name of a directory might be a user name.
+"""Pattern for a path in which a directory's name might be a user name.
 
 The directory's name is always replaced, even if it is not a known user name.
 """
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
-"""Pattern of a character that occurs in prose or paths. A value without such a character is a single word that a check
-may need, so user names in it are kept.
+"""Pattern for characters that occur in prose or paths.
+
+A value without these characters is a single word that a check might need, so user names in the value are kept.
 """
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
@@ -184,7 +186,7 @@ def _config_line(line: str, done: Redacted) -> str:
 
 
 def _command(line: str, done: Redacted) -> str:
-    """Replace the parts of a command line that may be private with "…"."""
+    """Replace the parts of a command line that might be private with "…"."""
     words = line.split()
     parts: list[str] = []
     for number, word in enumerate(words):
@@ -210,7 +212,10 @@ LAUNCHERS = re.compile(
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
     r"|exec|composer|llamafactory-cli)"
 )
-"""Pattern of programs and subcommands that start a job, which are kept because they contain no private data."""
+"""Pattern for programs and subcommands that start a job.
+
+Their names contain no private data, so the names are kept.
+"""
 
 
 def _launch_line(line: str, done: Redacted) -> str:
@@ -252,7 +257,7 @@ def _valued(word: str, done: Redacted) -> str:
 
 
 def _ssh_option(option: object, done: Redacted) -> object:
-    """Return only the name of an ssh option, because values such as those of SetEnv and ProxyCommand may be private."""
+    """Return only the name of an ssh option; values such as those of SetEnv and ProxyCommand might be private."""
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1
     return f"{match[1]}=…" if match else "…"
@@ -278,7 +283,7 @@ def _text(text: str, done: Redacted) -> str:
 
 
 def _without_users(text: str, users: dict[str, str]) -> str:
-    """Replace each known user name that is a word or a part of a word that is delimited by "." or "-"."""
+    """Replace each known user name that is a whole word or is delimited by "." or "-" within a word."""
     if not PROSE.search(text):
         return text
     with suppress(ValueError):

@@ -11,7 +11,7 @@ from nccl_doctor.model.report import Growth, IsolationReport, RankReport, SizeRe
 
 
 class Smoke(Observed):
-    """The results of the all-reduce that a run performed on the hosts."""
+    """The results of the test all-reduce that nccl-doctor ran on the hosts."""
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""  # reason for this backend

@@ -1,4 +1,4 @@
-"""The environment of a job on a host: a container and its host, a Slurm step, or pods and network policies."""
+"""Models of a job's environment: a container and its host, a Slurm step, or pods and network policies."""
 
 from __future__ import annotations
 

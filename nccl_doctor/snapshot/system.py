@@ -166,7 +166,7 @@ class TemporaryFolder(Observed):
 
 
 class TaskLimit(Observed):
-    """A limit on the number of processes and threads (``ulimit -u`` or a control group), and the current number."""
+    """A limit on processes and threads (``ulimit -u`` or a control group), and how many currently exist."""
 
     name: Clipped
     most: Count
@@ -174,7 +174,10 @@ class TaskLimit(Observed):
 
 
 class ConfigFile(Observed):
-    """A file from which NCCL may read variables. ``text`` is None if the file does not exist."""
+    """A configuration file from which NCCL might read variables.
+
+    ``text`` is None if the file does not exist.
+    """
 
     path: HostPath
     text: Annotated[Output | None, Holds.CONFIGURATION]
@@ -191,9 +194,9 @@ class Clock(Observed):
 
 
 class TrainingJob(Observed):
-    """A training job on a host, either a launcher and its ranks or processes that remained after a job ended.
+    """A training job on a host: either a launcher with its ranks, or processes that remained after a job ended.
 
-    The module probe/jobs.py determines which processes form one job.
+    The probe/jobs.py module determines which processes form one job.
     """
 
     # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": exited, and not reaped by its parent

@@ -1,1 +1,1 @@
-"""Helpers for host lists, addresses, shell lines, secrets, and files, without dependencies on clusters."""
+"""General helpers for host lists, addresses, shell lines, secrets, and files, independent of any cluster."""

@@ -43,7 +43,7 @@ def nouns(count: int, noun: str) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Format a number with ``digits`` significant digits (0.25), or as an integer if that has more digits (150)."""
+    """Format a number with ``digits`` significant digits (0.25), or as an integer if the integer is longer (150)."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
@@ -91,9 +91,9 @@ _Part = str | list[_Range]
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
     """Return the names that ``pattern`` denotes, in the pattern's order; raise ValueError if the pattern is invalid.
 
-    If a pattern contains several brackets, the last bracket varies fastest, as in pdsh. Zero padding is preserved, so
-    ``[08-10]`` yields 08, 09, and 10. Duplicate names are preserved. The ``limit`` on the number of names is checked
-    before any names are created.
+    If a pattern contains several pairs of brackets, the numbers in the last pair vary fastest, as in pdsh. Zero padding
+    is preserved, so ``[08-10]`` yields 08, 09, and 10. Duplicate names are preserved. The ``limit`` on the number of
+    names is checked before any names are created.
     """
     items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
     count = sum(math.prod(_size(part) for part in item) for item in items)

@@ -1,4 +1,4 @@
-"""Finds secrets in text by their format, and hides secrets in reports and other documents.
+"""Finds secrets in text by their format and hides secrets in reports and other documents.
 
 Repetitions in the patterns are bounded, so the search time is proportional to the length of the text.
 """
@@ -110,14 +110,14 @@ def _named(name: str, guard: str = "") -> str:
 def _option(name: str, guard: str = "") -> str:
     """Return a pattern for options with a secret value, such as ``--db-password hunter2``.
 
-    It also matches such options in a Python list, as in ``'--db-password', 'hunter2'``.
+    The pattern also matches an option in a Python list, as in ``'--db-password', 'hunter2'``.
     """
     start = r"(?<![\w%-])--?(?!show-secrets\b)(?:[A-Za-z0-9]{1,40}[_-]){0,6}?"
     return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
 
 
 _ENDS = r"(?:key|auth|jwt|pat|creds?)"
-"""Pattern for endings of names that may denote secrets (``--wandb-key``) or harmless values (``--sort-key``)."""
+"""Pattern for endings of names that denote either secrets (``--wandb-key``) or harmless values (``--sort-key``)."""
 _LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
 """Pattern for a value of 16 characters or more that is neither a path nor a plain word."""
 _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
@@ -125,10 +125,10 @@ _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
 
 
 class _Shape(NamedTuple):
-    """A pattern for a secret, and lowercase words that show where the pattern can match.
+    """A pattern for a secret, and lowercase words of which every match contains at least one.
 
-    Every match contains at least one of the words, so a text without these words is not searched. The pattern's first
-    group is preserved when the secret is hidden.
+    A text that contains none of the words is not searched. The pattern's first group is preserved when the secret is
+    hidden.
     """
 
     words: tuple[str, ...]
@@ -234,7 +234,7 @@ def _token(start: str) -> re.Pattern[str]:
 
 
 def _patterns(text: str) -> Iterator[re.Pattern[str]]:
-    """Yield the patterns that may match the text."""
+    """Yield the patterns for secrets that might occur in the text."""
     small = text.lower()
     yield from (_shape(rule.pattern) for rule in (_IN_URL, _PRIVATE_KEY) if any(word in small for word in rule.words))
     if len(text) >= SHORTEST or CUT in text:
@@ -332,9 +332,10 @@ class _Walk:
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
 
     def _mapping(self, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Hide secrets in a mapping, and hide the whole value of any key that names a secret.
+        """Hide secrets in a mapping, including the whole value of any key that names a secret.
 
-        Only keys that are identifiers count as names, since host names and paths may contain any word.
+        Keys that are not identifiers are never treated as names of secrets, since host names and paths can contain any
+        word.
         """
         result = {}
         for name, value in tree.items():

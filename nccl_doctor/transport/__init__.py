@@ -105,4 +105,4 @@ TRANSPORTS: dict[str, Callable[[TransportKind, Path | None, bool], Transport]] =
     "kube": _kube,
     "slurm": _slurm,
 }
-"""Functions that create a transport, with the names of the engines as keys."""
+"""Functions that create a transport, keyed by the name of the engine."""

@@ -41,7 +41,7 @@ class Allowance:
         self._most = self._left = most
 
     def spend(self, line: bytes) -> None:
-        """Count a received line, and raise FloodError if the line exceeds the allowance."""
+        """Count a received line and raise FloodError if the line exceeds the allowance."""
         self._left -= len(line) + LINE_COST
         if self._left < 0:
             raise FloodError(self._most)
@@ -85,9 +85,9 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next buffered line after the end of the output.
+        """Return the next buffered line, once the output has ended.
 
-        The result is None if no data remains. The last line may lack a newline.
+        The result is None if no data remains. The last line might lack a newline.
         """
         line = self.pop()
         if line is None and self._data:
@@ -153,7 +153,10 @@ class Channel(Protocol):
         """
 
     def pulse(self) -> None:
-        """Send an empty line if sending does not block. Any thread may call this method."""
+        """Send an empty line unless sending would block.
+
+        Any thread may call this method.
+        """
 
     def read_line(self, deadline: float) -> bytes | None:
         """Return the next line of stdout without its newline, or None at the end of the output.
@@ -185,7 +188,7 @@ class KnowsItsPath(Protocol):
 
 @runtime_checkable
 class StartsProbe(Protocol):
-    """A channel to a host that starts its own installed probe, so that no program is sent."""
+    """A channel to a host that starts its own installed probe, so that no probe has to be sent."""
 
     def start_installed(self, header: dict[str, Any], deadline: float) -> None:
         """Request that the host start its installed probe with ``header`` (probe/bootstrap.py)."""
@@ -214,7 +217,7 @@ class Transport(Protocol):
 
 
 def close_all(ends: Iterable[Callable[[], None]]) -> None:
-    """Call all functions in parallel, and wait until all have returned."""
+    """Call all functions in parallel and wait until all have returned."""
     closing = [threading.Thread(target=close, daemon=True) for close in ends]
     for thread in closing:
         thread.start()
@@ -261,7 +264,7 @@ class Greeting:
 
 @contextmanager
 def if_free(lock: threading.Lock) -> Iterator[bool]:
-    """Acquire a lock if it is free, and yield whether it was acquired."""
+    """Acquire a lock if it is free and yield whether it was acquired."""
     held = lock.acquire(blocking=False)
     try:
         yield held

@@ -53,7 +53,7 @@ class ProcessChannel:
             os.set_blocking(pipe.fileno(), False)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data`` to the process, and read the output of the process in the meantime."""
+        """Write all of ``data`` to the process while reading the output of the process."""
         view = memoryview(data)
         with self._busy, self._writing:
             while view:
@@ -63,7 +63,7 @@ class ProcessChannel:
                     view = view[self._stdin.write(view[:_CHUNK]) or 0 :]  # 0 if the pipe was full after all
 
     def pulse(self) -> None:
-        """Write an empty line if the pipe accepts it without blocking."""
+        """Write an empty line unless writing to the pipe would block."""
         with if_free(self._writing) as free, contextlib.suppress(BrokenPipeError):  # the reader notices the end
             if free and not self._stdin.closed:
                 self._stdin.write(b"\n")

@@ -1,4 +1,4 @@
-"""Implements ``fix-port``, which examines a port, ends a job, waits for a port's release, or finds a free port.
+"""Implements ``fix-port``, which examines a port, ends a job, waits until a port is free, or finds a free port.
 
 The port to examine comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default. Only a port to
 which every host has connected is suggested, because a firewall might drop packets to a free port.
@@ -67,7 +67,7 @@ rendezvous (29400).
 
 
 class EndedJob(NamedTuple):
-    """The result of ending a job: PIDs that are gone, PIDs still running, and reasons why PIDs were not signalled."""
+    """The result of ending a job: PIDs of ended and running processes, and reasons why processes were not signalled."""
 
     gone: tuple[int, ...]
     left: tuple[int, ...]
@@ -125,8 +125,8 @@ def wait_until_free(
 ) -> PortReport:
     """Test a port repeatedly while only sockets in TIME_WAIT or another nccl-doctor run occupy the port.
 
-    A socket whose process has just exited can have no owner without being in TIME_WAIT. The tests therefore continue
-    for ``settle_s`` seconds after the first test that finds neither TIME_WAIT nor another run.
+    For a moment after a process exits, its socket might have no owner and still not be in TIME_WAIT. The tests
+    therefore continue for ``settle_s`` seconds after the first test that finds neither TIME_WAIT nor another run.
     """
     began = closing_since = time.monotonic()
     waited = False
@@ -149,7 +149,7 @@ def wait_until_free(
 def next_port(machines: Sequence[QueriedMachine], after: int, address: str | None = None) -> int | None:
     """Return a port that is free on every host and reachable at ``address``, or None if there is no such port.
 
-    The search begins above ``after``, and continues at 1024 after the highest port.
+    The search starts above port ``after`` and continues at port 1024 after the highest port.
     """
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
@@ -238,9 +238,9 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """The steps of ``fix-port``.
+    """The requested steps of ``fix-port``, and functions that ask or inform the user.
 
-    SIGKILL follows SIGTERM after ``grace_s`` seconds, and ``confirm`` can prevent both.
+    SIGKILL follows SIGTERM after ``grace_s`` seconds. No signal is sent unless ``confirm`` returns True.
     """
 
     kill: bool
@@ -326,7 +326,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 def reached(
     target: QueriedMachine, others: Sequence[QueriedMachine], address: str, ports: Sequence[int]
 ) -> dict[str, set[int]]:
-    """Map each other host to the target's ports that it reaches; raise NotReachedError if a host does not answer."""
+    """Map each of ``others`` to the target's ports that it reaches; raise NotReachedError if a host doesn't answer."""
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import DialTarget, listener
 

@@ -1,4 +1,4 @@
-"""Queries hosts for ``fix-port``, in this process or through a probe, and defines the types of the answers."""
+"""Queries this machine directly and other hosts through probes for ``fix-port``; defines the answers' types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
-"""Number of seconds without a request after which a probe exits; long enough for a grace period and a TIME_WAIT."""
+"""Seconds without a request after which a probe exits; enough for a grace period and for TIME_WAIT to expire."""
 
 
 class _Answer(Observed):
@@ -58,7 +58,7 @@ class PortLook(_Answer):
 
 
 class Signalled(_Answer):
-    """The PIDs and start times of live processes, the signalled PIDs, and, with reasons, the PIDs not signalled."""
+    """PIDs and start times of live processes, PIDs that were signalled, and PIDs that were not, with the reasons."""
 
     alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
     sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()
@@ -182,12 +182,12 @@ class Fleet:
         self._crew = Crew(cluster.nodes, make_transport(kind, cluster), connect_s)
 
     def connect(self) -> None:
-        """Connect to the target; raise NotReachedError if it does not answer."""
+        """Connect to the target; raise NotReachedError if the target does not answer."""
         if self._target is not None:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[QueriedMachine]:
-        """Connect to every host of the job, and return all hosts, with the target first, or raise NotReachedError."""
+        """Connect to the job's other hosts and return all hosts, the target first; raise NotReachedError on failure."""
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 

@@ -68,7 +68,7 @@ _SUMMARY = {
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows its effect.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")
-"""Connection results which show that a process such as sshd, instead of nccl-doctor's listener, answered."""
+"""Connection results which show that sshd or another process answered instead of nccl-doctor's listener."""
 UNANSWERED = ("timed-out", "no-route", "unreachable")
 """Connection results which show that no process answered."""
 _PADDED = re.compile(r"(?<=[A-Za-z-])0+(?=\d)")
@@ -90,12 +90,13 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:
-        what = f" from {here}, although {{}} can reach its sshd" if is_refused else ", but {} can reach its SSH port"
+        refusal = f" from {here}, although sshd is reachable from {{}}"
+        what = refusal if is_refused else ", but the SSH port is reachable from {}"
         apart = f"{here} and {fold(cut_off)} are" if cut_off else f"only {here} is"
         return f"{what.format(fold(up))}: the host is up, and {apart} cut off from it"
     reason = ": no sshd is listening on the SSH port" if is_refused else ""
     if refused:
-        means = f" from {here} and the connections from" if is_refused else ", but refused connections from"
+        means = f" from {here} and from" if is_refused else ", but refused connections from"
         return f"{means} {fold(refused)}: no sshd is listening on the SSH port"
     return f"{reason}, and {fold(cut_off)} can't reach the host either" if cut_off else reason
 

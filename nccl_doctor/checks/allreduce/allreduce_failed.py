@@ -73,7 +73,10 @@ def _message(smoke: Smoke, culprits: Culprits) -> str:
     first = culprits.ranks[0]
     if culprits.why == "signal":
         name = SIGNALS.get(first.signal or 0, f"signal {first.signal}")
-        return f"Rank {first.rank} on {first.host} was killed by {name}; before that, it {MISSING[first.stage]}."
+        before = (
+            "its program had not started yet" if first.stage == "none" else f"before that, it {MISSING[first.stage]}"
+        )
+        return f"Rank {first.rank} on {first.host} was killed by {name}; {before}."
     if culprits.why == "launcher":
         return f"The all-reduce failed on {first.host}: {smoke.launchers[first.host]}."
     if first.error:

@@ -34,9 +34,9 @@ from nccl_doctor.text.hostlist import figure
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
 LATENCIES = 10
-"""Minimum ratio of the largest message's ideal time to the shortest measured time.
+"""Minimum ratio of the largest message's ideal time to the latency, which is the shortest measured time.
 
-At smaller ratios, latency dominates.
+At smaller ratios, the speed of the all-reduce depends on the latency rather than on the link.
 """
 
 

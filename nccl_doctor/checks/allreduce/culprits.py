@@ -47,7 +47,7 @@ MISSING: dict[Stage, str] = {
     "sizes": "did not finish destroying the process group",
     "done": "had finished",
 }
-"""Phrases that describe a rank's progress, by the last stage that the rank reached."""
+"""Phrases that describe a rank's progress, keyed by the last stage that the rank reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
 """Reasons for examining certain ranks first.
@@ -89,10 +89,10 @@ class Culprits:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts to blame for the failure.
+        """Hosts that most likely caused the failure.
 
-        These are the hosts with which the repeated all-reduce failed or, if the repetition was inconclusive, the hosts
-        of the blamed ranks.
+        The hosts are those with which the repeated all-reduce failed or, if the repetition was inconclusive, the hosts
+        of ``ranks``.
         """
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
@@ -104,20 +104,23 @@ class Culprits:
 
     @property
     def isolated(self) -> str:
-        """Clause that names the blamed hosts, or an empty string if the repeated all-reduce was inconclusive."""
+        """Clause that names the hosts at fault, or an empty string if the repeated all-reduce was inconclusive."""
         if self.isolation is None:
             return ""
         if self.isolation.culprit == "pair":
             first, second = self.hosts
             return (
-                f"when it was repeated in groups of hosts, it failed only between {first} and {second}, although both "
-                "of them work with other hosts"
+                f"when it was repeated in groups of hosts, it failed only between {first} and {second}, although it "
+                "worked between each of them and other hosts"
             )
-        return f"when it was repeated in groups of hosts, it failed with {fold(self.hosts)} but worked among the others"
+        return (
+            f"when it was repeated in groups of hosts, it failed with {fold(self.hosts)} but worked among the "
+            "other hosts"
+        )
 
     @property
     def trials(self) -> tuple[str, ...]:
-        """Lines of evidence for each tested group of hosts, and the reason if the repetition was inconclusive."""
+        """Lines of evidence for each tested group of hosts and, if the repetition was inconclusive, the reason."""
         report = self.smoke.isolation
         if isinstance(report, Unknown):
             return (f"the all-reduce over groups of hosts {report.reason}",)

@@ -11,12 +11,15 @@ from nccl_doctor.model.report import RankReport, Stage
 from nccl_doctor.snapshot.smoke import Smoke
 
 _WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "torch": "no-store", "store": "no-group"}
-"""Symptoms of ranks, keyed by the last stage that the rank reached. In all later stages, ranks wait in a collective."""
+"""Symptom of a rank, keyed by the rank's last stage.
+
+A rank at an unlisted stage waits in a collective.
+"""
 _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 
 
 def shown(culprits: Culprits) -> tuple[Symptom, ...]:
-    """Return the symptoms of the blamed ranks, or of the blamed hosts if the repeated all-reduce was conclusive."""
+    """Return the symptoms of the ranks at fault, or of the hosts at fault if the repeated all-reduce was conclusive."""
     kinds: dict[str, list[RankReport]] = {}
     for rank in culprits.ranks:
         kinds.setdefault(_kind(rank, culprits), []).append(rank)
@@ -27,7 +30,7 @@ def shown(culprits: Culprits) -> tuple[Symptom, ...]:
 
 
 def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
-    """Return a symptom that appeared on ``hosts`` and that any host may have caused."""
+    """Return a symptom that appeared on ``hosts`` and that any host might have caused."""
     return Symptom(kind, frozenset(hosts), frozenset(rank.host for rank in smoke.ranks), smoke.backend)
 
 
@@ -100,7 +103,7 @@ _ENDS = {
     "plugin-fault": ("SIGSEGV",),
     "shm-exhausted": ("SIGBUS",),
 }
-"""Symptoms, in addition to ``_DIED``, that a cause in the ranks' output explains."""
+"""Symptoms that a cause in the ranks' output explains in addition to ``_DIED``, keyed by the name of the cause."""
 
 
 def words(name: str) -> Iterator[Effect]:

@@ -60,7 +60,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each source of environment variables, with the variables.
+    """Yield a phrase for each source of environment variables, and the variables from this source.
 
     A host's own variables are omitted if the hosts file or the pod also sets them.
     """

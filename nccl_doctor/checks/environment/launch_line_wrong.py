@@ -103,7 +103,7 @@ class Faults:
 
     @property
     def beyond_a_line(self) -> bool:
-        """True if correcting the launch command is not sufficient, because a port is in use or GPUs are missing."""
+        """True if correcting the launch command is not sufficient, because ports conflict or GPUs are missing."""
         return bool(self.devices or self.ports or self.lacks_gpus)
 
     @property
@@ -161,7 +161,7 @@ def _commands(judged: JudgedLine, meeting: Sequence[str]) -> tuple[Command, ...]
 
 
 def _passes(judged: JudgedLine, words: Sequence[str]) -> bool:
-    """Return whether a corrected launch command has no faults and can be printed."""
+    """Return whether a corrected launch command has no faults and can therefore be printed."""
     again = replace(judged, line=read_line(words).in_cluster(judged.view.snapshot.cluster))
     return not _faults(again).all
 
@@ -178,7 +178,7 @@ def _unknown_options(judged: JudgedLine) -> Iterator[str]:
 
 
 def _lacking(judged: JudgedLine) -> Iterator[tuple[str, str]]:
-    """Yield each option of the launch command that a host's launcher lacks, as written, and the name of this host."""
+    """Yield each option (as written in the command) that a host's launcher does not support, and the host's name."""
     for host, known in host_options(judged.view.snapshot).items():
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
@@ -250,9 +250,9 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
 def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
     """Return, for each host, whether torchrun would run the rendezvous store on the host, or None if facts are missing.
 
-    A host runs the store if the endpoint is the host's own name, its canonical name, or an address to which its name
-    resolves. See ``_create_tcp_store`` in c10d_rendezvous_backend.py and ``_matches_machine_hostname`` in utils.py
-    (torch/distributed/elastic/rendezvous).
+    A host runs the store if the endpoint is the host's own name, the host's canonical name, or an address to which the
+    host's own name resolves. See ``_create_tcp_store`` in c10d_rendezvous_backend.py and ``_matches_machine_hostname``
+    in utils.py (torch/distributed/elastic/rendezvous).
     """
     conf = dict(item.partition("=")[::2] for item in judged.line.options.get("rdzv_conf", "").split(","))
     if "is_host" in conf:  # each host's line has its own
@@ -309,7 +309,7 @@ def _deepspeed(judged: JudgedLine) -> Iterator[LineFault]:
 
 
 def _by_hand(judged: JudgedLine) -> Iterator[LineFault]:
-    """Yield faults in the environment variables by which a script without a launcher joins the job (env://)."""
+    """Yield faults in the environment variables with which a script joins the job without a launcher (env://)."""
     addr = judged.line.variables.get("MASTER_ADDR")
     if addr and judged.line.launcher in ("script", "mpirun", "srun") and judged.count > 1:
         yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))

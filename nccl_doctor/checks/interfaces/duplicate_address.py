@@ -71,7 +71,7 @@ def duplicate_address(view: View) -> Findings:
 
 
 def _owner(host_nccl: HostNccl, address: str) -> str | None:
-    """Return the name of the interface with this address, or None if the interface does not lead out of the host."""
+    """Return the name of the interface with this address, or None if the interface is internal to the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
     names = (entry.interface for entry in host_nccl.interfaces.addresses if entry.address == address)

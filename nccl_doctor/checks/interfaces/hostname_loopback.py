@@ -43,7 +43,7 @@ def hostname_loopback(view: View) -> Findings:
     if caught:
         hosts = tuple(entry.host for entry in caught)
         what = ", which gloo advertises to the other hosts" if any(entry.lost for entry in caught) else CHANCE
-        yield finding(view, caught, f"On {fold(hosts)}, the host's own name resolves to a loopback address{what}.")
+        yield finding(view, caught, f"On {fold(hosts)}, the hostname resolves to a loopback address{what}.")
 
 
 def _advice(case: Case) -> Advice:

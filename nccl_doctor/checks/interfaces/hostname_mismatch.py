@@ -45,7 +45,7 @@ def hostname_mismatch(view: View) -> Findings:
         fatal = any(record.host == view.snapshot.cluster.nodes[0].name and record.name == master for record in stale)
         what = ": gloo advertises 127.0.0.1 to the other hosts" if any(record.lost for record in stale) else CHANCE
         where = fold(record.host for record in stale)
-        words = f"On {where}, the host's own name resolves to an address that the host does not have{what}."
+        words = f"On {where}, the hostname resolves to an address that the host does not have{what}."
         about_own = finding(view, stale, words)
         yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
     lost = [

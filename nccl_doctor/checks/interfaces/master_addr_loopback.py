@@ -13,6 +13,7 @@ from nccl_doctor.checks.effects import MASTER
 from nccl_doctor.checks.view import Findings, View, check, failed_by
 from nccl_doctor.model.finding import Details, Finding, Severity
 from nccl_doctor.snapshot.network import Names
+from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import is_loopback
 
 
@@ -50,7 +51,10 @@ def master_addr_loopback(view: View) -> Findings:
     yield Finding(
         hosts=hosts or (master.name,),
         message=f'The master address "{address}" is a loopback address, so hosts other than the master would connect '
-        "to themselves.",
+        "to themselves."
+        if is_local
+        else f'On {fold(hosts)}, the master address "{address}" resolves to a loopback address, so ranks there would '
+        "connect to their own host instead of the master.",
         evidence=tuple(f"{name}: {address} is {answer}" for name, answer in answers if answer != address),
         facts={"master_addr": address},
         details=Details(failed=failed_by(view, address, lost)),

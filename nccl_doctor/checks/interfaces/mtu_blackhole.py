@@ -101,7 +101,7 @@ def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[St
     groups = grouped(((stall.src, stall.unacked, stall.sent, stall.segment), stall.address) for stall in stalls)
     return Finding(
         hosts=hosts,
-        message=f"Large packets between {where} are lost, so connections are established but then hang.",
+        message=f"Large packets between {where} are lost, so connections hang after they are established.",
         evidence=tuple(
             f"{src} -> {', '.join(addresses)}: {unacked} of {sent} bytes never arrived, in segments of {segment}"
             for (src, unacked, sent, segment), addresses in groups.items()

@@ -37,7 +37,7 @@ The kernel removes no entries from a table with fewer entries than gc_thresh1, r
 """
 
 ROOM = 4
-"""Minimum number of entries per peer in the raised limit.
+"""Minimum number of table entries per peer that the recommended limit allows.
 
 Gateways, storage and containers also need entries.
 """
@@ -85,7 +85,7 @@ def neighbour_table_small(view: View) -> Findings:
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
 """Cache of the cluster's addresses in a set of subnets.
 
-A key consists of the subnets and of whether the host uses the resolver answers that all hosts share.
+A key consists of the subnets and a flag, which is True if the host uses the resolver answers that all hosts share.
 """
 
 

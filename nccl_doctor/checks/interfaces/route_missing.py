@@ -181,7 +181,7 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
 def _unaddressed(hindered: Hindered) -> Finding:
     """Return the finding for a host whose interface has no address in the network of its peers."""
     lacking = dict.fromkeys((fault.usual, fault.network) for fault in hindered.route_faults)
-    nets = " and ".join(f"its interface {interface} has no address in {network}" for interface, network in lacking)
+    nets = " and ".join(f"{interface} on {hindered.host} has no address in {network}" for interface, network in lacking)
     how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"
     ways = [fault.way for fault in hindered.route_faults]
     targets = [way.to for way in ways]

@@ -125,7 +125,7 @@ RULES = (
 def _without_ras(scene: Scene) -> list[Event]:
     """Return the events, except failed binds of NCCL's RAS.
 
-    Such failures do not end a job (src/ras/client_support.cc).
+    A failed bind of NCCL's RAS does not end a job (src/ras/client_support.cc).
     """
     if not scene.log.facts.ras_failures:
         return scene.events

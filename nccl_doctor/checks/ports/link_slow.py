@@ -209,9 +209,7 @@ def _message(slow: SlowLink, rates: Rates) -> str:
     part = f"{100 * slow.share:.0f}%" if slow.share >= 0.01 else "less than 1%"
     loss = f"{100 * max(rate.loss for rate in slow.rates):.0f}% of the TCP segments were retransmitted"
     if slow.whole_rail:
-        return (
-            f"All hosts send slowly{by}: at {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
-        )
+        return f"All hosts send{by} at only {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
     if len(slow.hosts) == 2:
         src, dst = slow.hosts
         both = len({rate.src for rate in slow.rates}) > 1

@@ -38,7 +38,7 @@ def network_policy_blocks(view: View) -> Findings:
         lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
         yield Finding(
             hosts=hosts,
-            message=f"The {words} {listed(policies)} in the namespace {kube.namespace} {drop} the job's connections "
+            message=f"The {listed(policies)} {words} in the {kube.namespace} namespace {drop} the job's connections "
             f"{what} {fold(hosts)}.",
             evidence=tuple(
                 f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{ports_of(dials)}: {means}"

@@ -30,7 +30,7 @@ from nccl_doctor.snapshot.network import PortRange
     scope="master",
 )
 def port_in_ephemeral_range(view: View) -> Findings:
-    """Yield a finding if the kernel may assign the master port to another connection."""
+    """Yield a finding if the kernel might assign the master port to another connection."""
     port = view.snapshot.cluster.master_port
     for host, facts in view.facts:
         ports = known(facts.port_range)

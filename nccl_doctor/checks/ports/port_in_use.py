@@ -163,7 +163,7 @@ _DRAWN = 32768
 
 
 _SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
-"""Pattern for messages about busy ports that come from HTTP servers instead of torch or NCCL."""
+"""Pattern for messages in which an HTTP server, rather than torch or NCCL, reports a busy port."""
 
 
 def _advice(case: Case) -> Advice:

@@ -78,7 +78,7 @@ def proxy_intercepts(view: View) -> Findings:
     # each host was tried, so any failed pair with a proxied end may be explained by it
     failed = [dial for dial in mesh.failed if dial.outcome in TAKEN or not {dial.src, dial.dst}.isdisjoint(proxied)]
     kinds = sorted({item for name in ends if (item := sidecars.get(name))})
-    who = f"The {nouns(len(kinds), 'sidecar')} {listed(kinds)} in" if kinds else "A proxy on or between"
+    who = f"The {listed(kinds)} {nouns(len(kinds), 'sidecar')} in" if kinds else "A proxy on or between"
     yield Finding(
         hosts=tuple(proxied),
         message=f"{who} {fold(proxied)} accept{'s' * (len(kinds) < 2)} connections between the hosts in place of "

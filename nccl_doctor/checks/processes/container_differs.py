@@ -62,7 +62,7 @@ class Aspect:
 
 @dataclass(frozen=True)
 class Sides:
-    """A host, with facts gathered inside and outside the container."""
+    """A host with the facts that were gathered inside and outside the host's container."""
 
     view: View
     host: Host

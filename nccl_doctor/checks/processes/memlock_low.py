@@ -73,7 +73,7 @@ def too_low(facts: HostFacts, side: RdmaSide | None) -> int | None:
 def registers(facts: HostFacts, side: RdmaSide | None) -> bool:
     """Return whether NCCL registers memory for RDMA.
 
-    NCCL does so if at least one RDMA port that NCCL is allowed to use is up.
+    NCCL registers memory if at least one of the RDMA ports that NCCL may use is up.
     """
     up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
     return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)

@@ -101,7 +101,7 @@ def _nodes(side: RdmaSide) -> str:
 
 
 def _words(problem: str) -> str:
-    return "the kernel module ib_uverbs is not loaded" if problem == NO_MODULE else problem
+    return "the ib_uverbs kernel module is not loaded" if problem == NO_MODULE else problem
 
 
 def _contained(facts: HostFacts) -> bool:

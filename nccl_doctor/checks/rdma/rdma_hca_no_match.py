@@ -101,9 +101,9 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
 
 
 def _meant(rdma: RdmaList) -> list[str]:
-    """Return the devices with a name or interface similar to an entry of NCCL_IB_HCA.
+    """Return the devices whose name begins with an entry of NCCL_IB_HCA, or whose interface is named in an entry.
 
-    If there is no such device, return all devices.
+    If no device matches, or if NCCL_IB_HCA excludes devices, return all devices.
     """
     items = [item.name.strip(" =\"'") for item in rdma.spec.items]
     there = [(device.name, {gid.interface for gid in port.gids}) for device, port in rdma.present]

@@ -60,11 +60,11 @@ def rdma_link_slow(view: View) -> Findings:
         if slow:
             hosts = ordered(lists, {host for host, _, _ in slow})
             names = listed(dict.fromkeys(entry.label for _, entry, _ in slow))
-            s, is_ = ("s", "are") if len({entry.label for _, entry, _ in slow}) > 1 else ("", "is")
-            should = f"{'they' if s else 'it'} should be"
+            s, runs, it = ("s", "run", "they") if len({entry.label for _, entry, _ in slow}) > 1 else ("", "runs", "it")
+            speed = f"at {slow[0][2]}" if len({why for *_, why in slow}) == 1 else f"more slowly than {it} should"
             yield Finding(
                 hosts=hosts,
-                message=f"The {what}{s} of {names} on {fold(hosts)} {is_} slower than {should}: {slow[0][2]}.",
+                message=f"The {what}{s} of {names} on {fold(hosts)} {runs} {speed}.",
                 evidence=tuple(f"{host}: {entry}: {why}" for host, entry, why in slow),
                 facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in slow]},
                 fix=FIRMWARE if what == "PCIe link" and sparks.issuperset(hosts) else FIXES[what],
@@ -96,7 +96,10 @@ def has_gb10(facts: HostFacts) -> bool:
 
 
 def _bare_halves(rdma: RdmaList) -> Iterator[tuple[RdmaEntry, RdmaEntry]]:
-    """Yield the halves of each port of which only one half has an IP address. The half without an address is first."""
+    """Yield both halves of each RDMA port if only one half has an IP address.
+
+    The half without an address is first.
+    """
     for a, b in rdma.halves:
         bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
         if bare[0] != bare[1]:
@@ -127,4 +130,4 @@ def _ports(lists: dict[str, tuple[RdmaEntry, ...]]) -> Iterator[tuple[str, RdmaE
         usual = max(rates, key=lambda rate: (rates[rate], rate), default=0.0)
         for host, entry in there:
             if entry.port.rate_gbps is not None and entry.port.rate_gbps < usual:
-                yield host, entry, f"{entry.port.rate_gbps:g} Gb/s, but {usual:g} Gb/s on most other hosts"
+                yield host, entry, f"{entry.port.rate_gbps:g} Gb/s, but at {usual:g} Gb/s on most other hosts"

@@ -75,7 +75,7 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the properties that must have the same values on all hosts, with these values.
+    """Yield the name and value of each property of a host that must have the same value on all hosts.
 
     A port that is down is included only if its device is in ``names``.
     """

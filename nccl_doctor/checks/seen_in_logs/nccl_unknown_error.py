@@ -58,7 +58,7 @@ HINTED = clue(
     r"HINT: (?:In many cases|To confirm)",
     "n1:1:2 [0] x.cc:1 NCCL WARN HINT: To confirm, set NCCL_CROSS_NIC=0 to disable cross-rail communication (see x).",
 )
-"""Advice that NCCL 2.31 and later prints two lines after a warning."""
+"""The two lines of advice that NCCL 2.31 and later versions print after some warnings."""
 
 STRANGER = generic(
     r"Handshake receive from .{1,80} failed, discarding peer connection|peer sent invalid or duplicate socket index \d",
@@ -66,7 +66,7 @@ STRANGER = generic(
 )
 
 NEAR = 20
-"""Maximum number of lines between a warning and its hint, since other processes may write lines in between."""
+"""Maximum number of lines between a warning and its hint, since other processes might write lines in between."""
 
 RULES = (
     STRANGER,  # before any warning

@@ -116,7 +116,7 @@ def _crowded_barrier(scene: Scene) -> list[Event]:
 
 
 def _separate_tables(scene: Scene) -> list[Event]:
-    """Diagnose a wrong world size if a benchmark began on a second host before the first printed its result."""
+    """Diagnose a wrong world size if a benchmark began on a second host before the first host printed a result."""
     running: dict[str, Event] = {}
     separate: dict[str, Event] = {}
     for event in scene.events:

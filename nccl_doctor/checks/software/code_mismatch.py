@@ -54,7 +54,7 @@ def code_mismatch(view: View) -> Findings:
                 hosts=tuple(entries),
                 message=f"{path}, which the launch command starts, does not exist on any host."
                 if of_line
-                else f"{path} must be identical on all hosts, but does not exist on any of them.",
+                else f"{path} must be identical on all hosts but does not exist on any of them.",
                 evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in entries.values())),
                 facts={"path": path, "files": []},
                 severity=None if of_line else Severity.WARNING,

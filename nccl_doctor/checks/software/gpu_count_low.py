@@ -182,7 +182,7 @@ def _not_judged(facts: HostFacts) -> str | None:
 
 
 class _Short(NamedTuple):
-    """A shortage of GPUs. Several nodes may have the same shortage."""
+    """A shortage of GPUs on one node, or the same shortage on several nodes."""
 
     wants: str
     sees: str | None  # phrase for the variables that hide GPUs from the ranks

@@ -31,7 +31,7 @@ from nccl_doctor.snapshot.system import LoginShell, PythonInfo
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
-"""Variables with search paths for libraries and modules, which torch's wheels don't need."""
+"""Variables that tell programs where libraries and modules are. torch's wheels do not need these variables."""
 
 
 @check("NCD511", phrase="login shell differs", severity=Severity.WARNING, needs=("python",))

@@ -51,7 +51,7 @@ def nccl_installed_twice(view: View) -> Findings:
         yield Finding(
             hosts=hosts,
             message=f"torch finds {len(copies)} copies of NCCL on {fold(hosts)} ({listed(words)})"
-            + (f" and loads {winner}." if winner else "; which copy torch loads is unknown."),
+            + (f" and loads {winner}." if winner else "; it is unknown which copy torch loads."),
             evidence=tuple(f"{name}: {copy.path}" for name, copy in zip(words, copies, strict=True)),
             facts={"copies": [copy.model_dump() for copy in copies]},
             fix=f"Keep one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "
@@ -64,7 +64,7 @@ def _packages(torch: TorchInfo) -> list[NcclCopy]:
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
-    """Return a host's torch if the host has conflicting copies of NCCL, otherwise None.
+    """Return a host's ``TorchInfo`` if the host has conflicting copies of NCCL, otherwise None.
 
     Copies conflict if several packages provide NCCL, or if torch loads a copy from LD_LIBRARY_PATH or LD_PRELOAD
     instead of the package's copy.

@@ -68,7 +68,7 @@ def nccl_known_bad(view: View) -> Findings:
 
 
 def _matching(host: Host, facts: HostFacts, size: int, *, uneven: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield the index of each entry that applies to a host, with the NCCL version and the affected hardware."""
+    """Yield the index of each known fault that affects a host, with the NCCL version and the affected hardware."""
     version, torch = nccl_version(facts), known(facts.torch)
     gpus = visible_gpus(host.node, facts)
     if version is None or not gpus or torch is None or torch.cuda is None:

@@ -402,7 +402,7 @@ def _launchers(plan: SmokePlan, all_reduce: AllReduceRun, ranks: Iterable[RankRe
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     failures: dict[str, str] = {}
     for name in plan.counts:
-        end = all_reduce.ends.get(name, answers.SmokeEnd(broken="it gave no answer"))
+        end = all_reduce.ends.get(name, answers.SmokeEnd(broken="the host gave no answer"))
         if end.broken is not None:
             failures[name] = end.broken
         elif end.signal is not None:

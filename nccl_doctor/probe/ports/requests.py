@@ -2,9 +2,9 @@
 
 The handlers test ports, explain why a port can't be used, find free ports, and send signals to processes.
 
-Only a trial bind shows whether a port can be used. A socket in TIME_WAIT or an accepted connection prevents the bind if
-the option SO_REUSEADDR was not set on that socket. The socket table does not show this option. The socket table is used
-only to explain the result of the trial bind.
+Only a trial bind shows whether a port can be used. A socket in TIME_WAIT or the socket of an accepted connection
+prevents the bind if SO_REUSEADDR was not set on that socket. The socket table does not show whether SO_REUSEADDR is
+set, and is therefore used only to explain the result of the trial bind.
 
 A signal that is sent through a pidfd (Linux 5.3, pidfd_open(2)) can't reach the wrong process, even if a PID is reused.
 A pidfd always refers to the same process, and the start time of the process is checked after the pidfd is opened and
@@ -31,18 +31,21 @@ from nccl_doctor.probe.procs import ProcessTable, open_files, pids_by_inode
 from nccl_doctor.probe.tools import Unavailable, port_range, read
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
-"""TCP states in which a socket may no longer belong to a process. The kernel closes such a socket after a timeout."""
-PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
-"""Numbers of the system calls pidfd_send_signal and pidfd_open.
+"""TCP states in which a socket might no longer belong to a process.
 
-These numbers are the same on all architectures except Alpha.
+The kernel closes sockets without a process after a timeout.
+"""
+PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
+"""Numbers of the pidfd_send_signal and pidfd_open system calls.
+
+The numbers of both system calls are the same on all architectures except Alpha.
 """
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 
 
 def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
-    """Return a process in the JSON form of ``snapshot.Process``, without the field ``refusal``."""
+    """Return a process in the JSON form of ``snapshot.Process``, without the ``refusal`` field."""
     proc = table.procs[pid]
     age = guard.age_s(pid, table)
     return {
@@ -118,7 +121,7 @@ def bind_error(port: int) -> int | None:
 def cause_of(sockets: list[DiagSocket]) -> str:
     """Determine the cause of a failed trial bind from the sockets on the port.
 
-    The result is a value for the field ``cause`` of ``snapshot.PortTrial``.
+    The result is a value for the ``cause`` field of ``snapshot.PortTrial``.
 
     A socket that has no process and is being closed by the kernel counts as "time-wait".
     """
@@ -320,7 +323,7 @@ _SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
 class _Gpus:
-    """A query of GPU processes with nvidia-smi that runs in a background thread."""
+    """An nvidia-smi query for GPU processes, which runs in a background thread."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + GPU_PATIENCE_S

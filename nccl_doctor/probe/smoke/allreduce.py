@@ -4,13 +4,13 @@ One process imports torch and forks as many ranks as the job would run on this h
 
 The worker's code (worker.py) is passed as an in-memory file, ``/proc/PID/fd/N``, to the Python interpreter that is used
 for training. The worker can be started in advance and can run several all-reduces, because importing torch takes longer
-than any other step. Temporary files are stored in a known directory and removed when the processes exit. Shared memory
-that killed ranks left behind is also removed. Ranks report events in lines that contain a random marker. The remaining
-output of the ranks is stored.
+than any other step. Temporary files of the launcher and the ranks are stored in a known directory and removed after
+these processes have ended. Shared memory that killed ranks left behind is also removed. Ranks report events in lines
+that contain a random marker. The remaining output of the ranks is stored.
 
 NCCL creates a file ``nccl-XXXXXX`` in /dev/shm with mkstemp, and unlinks the file once the peer has attached (NCCL
 2.30.7, src/misc/shmutils.cc). If a rank is killed before NCCL unlinks the file, the file remains in /dev/shm. The file
-name does not show which program created the file, and a segment that no process has open may still be needed.
+name does not show which program created the file, and a segment that no process has open might still be needed.
 Therefore, the probe removes only segments that it has seen in use by its own descendants.
 """
 
@@ -48,7 +48,8 @@ class Segments:
     def look(self, *, at_once: bool = False) -> None:
         """Record the files in :data:`FOLDER` that descendants use.
 
-        The files are recorded at most once in PAUSE_S seconds, unless a new file has appeared or ``at_once`` is true.
+        The files are recorded at most once every PAUSE_S seconds, unless a new file has appeared or ``at_once`` is
+        true.
         """
         names = _names()
         fresh = not names <= self._listed
@@ -95,7 +96,8 @@ FRAMES = 12
 class Ranks:
     """The ranks of this host.
 
-    The process ``launcher`` forks the ranks, and writes its own stack trace to the file ``stack``.
+    ``launcher`` is the PID of the process that forks the ranks. ``stack`` is a file descriptor of the file with the
+    launcher's stack trace.
     """
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
@@ -235,8 +237,8 @@ class RankOutput:
 
         Return False when ``stop`` returns True or the deadline has passed.
 
-        Output that was written before ``stop`` returned True is still read, because the last line of a launcher shows
-        why the launcher exited.
+        Output that was written before ``stop`` returned True is still read, because the last line of a launcher's
+        output shows why the launcher exited.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
@@ -304,8 +306,8 @@ class RankLauncher:
         ``order`` is described in worker.py. The order's deadline ends the all-reduce even if the controller does not
         send a stop request. The result's "exit" is 0 if all ranks succeeded and 1 if a rank failed. If the launcher
         exited before the ranks, "exit" is the launcher's exit status. If a signal killed the launcher, "exit" is None
-        and "signal" is the signal number. The values of "exit" and "signal" are None if the launcher was still running
-        at the end.
+        and "signal" is the signal number. Both "exit" and "signal" are None if the all-reduce was stopped or timed out
+        while the launcher and the ranks were still running.
         """
         ranks = self._ranks = Ranks(order["count"], emit, self._process.pid, self._stack)
         self._number, self._good = self._number + 1, None

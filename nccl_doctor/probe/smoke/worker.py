@@ -13,8 +13,8 @@ TCPStore answers) and "group" (the process group is initialised). The remaining 
 all-reduce returned the correct sum), "sizes" (all sizes have been measured) and "done" (the process group has been
 destroyed).
 
-The values to be summed depend on the rank and the position, so a sum is wrong if a rank is missing or positions are
-mixed up.
+Each value to be summed depends on the rank and on the value's position in the tensor, so a sum is wrong if a rank is
+missing or if values are at wrong positions.
 """
 
 from __future__ import annotations

@@ -30,14 +30,17 @@ TemplateValues = SimpleNamespace  # values as a template reads them
 
 
 class Table(NamedTuple):
-    """A table with cells of text."""
+    """A table whose cells contain text."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def short(text: str, most: int) -> str:
-    """Return the string, shortened to ``most`` characters. The middle is cut because host names differ at the ends."""
+    """Return the string, shortened to ``most`` characters.
+
+    The middle is cut, because similar host names differ at the start or end.
+    """
     if len(text) <= most:
         return text
     end = (most - 1) // 2

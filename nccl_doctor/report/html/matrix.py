@@ -85,7 +85,7 @@ class _Mesh:
 
 
 def matrix(report: Report) -> TemplateValues | None:
-    """Return the figure, or None if no mesh was tested or there are fewer than two hosts."""
+    """Return the figure, or None if no connections were tested or there are fewer than two hosts."""
     mesh, hosts = report.mesh, sorted(report.hosts, key=lambda host: host.node_rank)
     if mesh is None or len(hosts) < 2:
         return None
@@ -196,7 +196,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return a function that returns whether one host dialled another host.
+    """Return a function that returns whether one host tried to connect to another host.
 
     If only a sample of the pairs was tested, the function looks for the pair in the sample.
     """

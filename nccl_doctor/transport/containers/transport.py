@@ -1,4 +1,4 @@
-"""Runs commands in a container on a host, and explains why a command did not start in the container.
+"""Runs commands in a container on a host and explains why a command did not start in the container.
 
 The host's shell prints a marker after running its start-up files, and the container's shell prints a second marker. If
 the output lacks the marker that the host's shell prints, the login failed. If only the container's marker is missing,
@@ -191,14 +191,15 @@ _LISTED, _LINE = 200, 300  # running containers that are listed, and characters 
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Maximum number of attempts if the error message is unknown, and the pause in seconds between attempts. Unknown
-messages may occur while a container starts or stops.
+"""Maximum number of attempts if the error message is unknown, and the pause in seconds between attempts.
+
+Unknown messages might occur while a container starts or stops.
 """
 _WORDS = 5  # of a host's stderr before the login: the last lines
 
 
 class InsideTransport:
-    """A transport that runs commands in containers on hosts, and reaches the hosts through another transport."""
+    """A transport that runs commands in containers on hosts and reaches the hosts through another transport."""
 
     def __init__(self, outside: Transport) -> None:
         self._outside = outside
@@ -254,7 +255,7 @@ class InsideTransport:
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
         """Return the reason why the container can no longer be entered, or None if the container can be entered.
 
-        This check may continue after the deadline.
+        The check might continue after the deadline.
         """
         now = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""Implements node 0's side of ``check --join``, which waits for the job's nodes and sends them the result.
+"""Implements ``check --join`` on node 0, which waits for the job's nodes and sends them the result.
 
 One thread accepts connections and reads introductions. A connection without a valid introduction is closed within
 :data:`PATIENCE_S` seconds. If more than :data:`MOST_PENDING` connections are pending, the oldest connection from the
@@ -111,7 +111,7 @@ class Meeting:
     def end(
         self, code: int, lines: Mapping[int, str], otherwise: str, report: str = "", processes: int | None = 1
     ) -> None:
-        """Send every process the exit code and the line for its node, and close all connections.
+        """Send every process the exit code and the entry of its node in ``lines``, and close all connections.
 
         Processes that requested the report receive the report as JSON. The method waits at most :data:`LATE_S` seconds
         for further processes of the nodes that have joined. A node without an entry in ``lines`` gets ``otherwise``.
@@ -283,7 +283,7 @@ class Meeting:
 def listen(address: str, port: int, deadline: float, on_wait: Callable[[], None]) -> socket.socket:
     """Return a listening socket. ``address`` is "" for all addresses of this machine.
 
-    If the port is in use, possibly by another check on this machine, binding is repeated until the deadline. Raise
+    If the port is in use, possibly by another check on this machine, binding is retried until the deadline. Raise
     UsageError if listening on the port fails.
     """
     is_waiting = False
@@ -318,8 +318,8 @@ def _listener(address: str, port: int) -> socket.socket:
 class JoinedTransport(Transport):
     """A transport to the nodes that joined a check. The probe of node 0 runs on this machine.
 
-    ``waited_s`` is the time in seconds that node 0 waited for other nodes. ``output_of`` returns a phrase that tells
-    where a rank's output is.
+    ``waited_s`` is the time in seconds that node 0 waited for other nodes. ``output_of`` returns a phrase that says
+    where to find the output of a node rank.
     """
 
     def __init__(self, meeting: Meeting, waited_s: float, output_of: Callable[[int], str]) -> None:

@@ -87,7 +87,7 @@ class JoinedNode:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def leave(self, last_word: bytes, deadline: float) -> None:
-        """Send the last line, and wait until the node closes the connection.
+        """Send the last line and wait until the node closes the connection.
 
         Closing the connection earlier could cause a TCP reset that discards the line.
         """
@@ -159,7 +159,7 @@ class JoinedChannel:
         return status if isinstance(status, int) and 0 <= status < 256 else None
 
     def close(self) -> None:
-        """Ask the node to end its probe, and wait until the node reports that the probe has ended."""
+        """Ask the node to end its probe and wait until the node reports that the probe has ended."""
         if self._closing.is_set():
             return
         self._closing.set()

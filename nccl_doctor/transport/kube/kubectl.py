@@ -1,4 +1,4 @@
-"""Runs kubectl with a deadline, and explains failures.
+"""Runs kubectl with a deadline and explains failures.
 
 Without a deadline, kubectl could wait silently for minutes because of a broken link in the cluster.
 """

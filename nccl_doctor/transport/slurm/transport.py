@@ -1,11 +1,12 @@
 """Runs commands as steps of a Slurm job, with one ``srun`` per node in addition to the job's own steps (``--overlap``).
 
-Each start has a deadline, because srun could wait forever for the controller or for a node that can't connect back to
-this machine. A step can outlive its srun process. If srun and its helper process are killed, the tasks continue with an
-open stdin until the probe misses the heartbeat. All steps of a run share a name. After nccl-doctor has ended, a keeper
-process uses this name to cancel any remaining steps. The keeper is a shell that outlives nccl-doctor by a few seconds.
-In Slurm 22.05, a step remains listed while slurmstepd tries to notify an srun process that has ended. The notification
-takes 2.3 s if srun's machine refuses the connection, and 22 s if that machine drops packets.
+Starting a step has a deadline, because srun could wait forever for the controller or for a node that can't connect back
+to this machine. A step can outlive its srun process. If srun and its helper process are killed, the step's tasks
+continue with an open stdin until the probe has received no heartbeat for several seconds. All steps of an nccl-doctor
+run share a name. After nccl-doctor has ended, a keeper process uses the steps' shared name to cancel any remaining
+steps. The keeper is a shell that outlives nccl-doctor by a few seconds. In Slurm 22.05, a step remains listed while
+slurmstepd tries to notify an srun process that has ended. The notification takes 2.3 s if srun's machine refuses the
+connection, and 22 s if that machine drops packets.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ for signal in $signals; do
   again=$answered
 done
 """
-"""A shell script that ends nccl-doctor's steps if nccl-doctor does not report that all steps have ended.
+"""A shell script that cancels nccl-doctor's job steps unless nccl-doctor reports that all steps have ended.
 
 A running srun process gets 3 s to forward the end of its stdin to its step. On SIGTERM, the probe removes its files.
 The steps are listed twice to find any step that was still starting during the first listing.

@@ -140,7 +140,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """Return whether ssh, which supports Kerberos and more handshake algorithms, might succeed after this error."""
+    """Return whether ssh, which supports Kerberos and more algorithms than paramiko, might succeed after ``error``."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

@@ -1,6 +1,6 @@
-"""Reads OpenSSH's configuration for a host with ``ssh -G``, and expands tokens in its values.
+"""Reads OpenSSH's configuration for a host with ``ssh -G`` and expands tokens in the configured values.
 
-Each known SSH option either does not affect the connection and login, is implemented in this package, or requires the
+Each known SSH option either does not affect the connection or login, is implemented in this package, or requires the
 ``ssh`` program. An unknown option requires the ``ssh`` program unless its value is the default that is compiled into
 this machine's ssh.
 """
@@ -57,7 +57,7 @@ _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 
 TELL_APART = ("host", "match", "include", "canonical", "proxy")
-"""Prefixes of keywords that can give different hosts different settings."""
+"""Prefixes of ssh_config keywords that can give different hosts different settings."""
 MOST_INCLUDED = 4  # depth of files that include one another
 
 

@@ -21,7 +21,7 @@ from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream,
 from nccl_doctor.transport.ssh.settings import HostSettings
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
-"""Names of algorithm kinds for use in messages, with paramiko's names as keys."""
+"""Names of algorithm kinds for use in messages, keyed by paramiko's names."""
 
 
 class DroppedError(Exception):
@@ -36,7 +36,7 @@ def negotiate(
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
-    """Perform the handshake, and check the host key.
+    """Perform the handshake and check the host key.
 
     ``span`` contains the start time and the deadline. After a DroppedError, the caller may try again.
     """
@@ -182,7 +182,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
 
 
 def _methods(transport: paramiko.Transport, user: str) -> list[str]:
-    """Return the authentication methods that the server lists in reply to the method "none" (RFC 4252, section 5.2)."""
+    """Return the authentication methods that the server lists in reply to the "none" method (RFC 4252, section 5.2)."""
     if not transport.is_authenticated() and transport.is_active():
         try:
             transport.auth_none(user)

@@ -57,7 +57,7 @@ _DETAIL: dict[access.Reason, str] = {
     "refused": "refused the TCP connection",
     "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
     "unreachable": "is on a network that this machine has no route to",
-    "not-ssh": "answered, but is not an SSH server",
+    "not-ssh": "answered, but not with the SSH protocol",
     "no-session": "accepted the login but runs no command",
     "forwarding": "may not be reached from there: the jump host forbids TCP forwarding",
 }
@@ -100,7 +100,7 @@ def dropped(target: SshDestination, message: str) -> AccessError:
 
 
 def is_dropped(error: AccessError) -> bool:
-    """Return whether the error is from :func:`dropped`, in which case the connection may be tried again."""
+    """Return whether the error is from :func:`dropped`, which means that the connection can be tried again."""
     return isinstance(error.failure, access.SshUnreachable) and error.failure.facts.reason == "dropped"
 
 

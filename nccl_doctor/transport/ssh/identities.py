@@ -46,7 +46,7 @@ class OfferedKey:
 class _Agent(AgentSSH):
     """A client for an ssh-agent that listens on a given socket.
 
-    The agent class of paramiko supports only $SSH_AUTH_SOCK and has no time limit.
+    paramiko's own agent class supports only $SSH_AUTH_SOCK and has no time limit.
     """
 
     def __init__(self, connection: socket.socket) -> None:

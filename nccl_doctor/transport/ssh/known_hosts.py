@@ -1,8 +1,8 @@
 """Reads known_hosts files, whose format sshd(8) describes in the section "SSH_KNOWN_HOSTS FILE FORMAT".
 
 Host keys are checked by the rules of ``check_key_in_hostkeys`` in OpenSSH's hostfile.c. If a host name has entries
-without a marker and none of these entries contains the presented key, the key counts as changed. The type of the key
-makes no difference.
+without a marker and none of these entries contains the presented key, the key counts as changed. The presented key
+counts as changed even if all listed keys of the host have other types.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
 
 
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
-    """Compare ``key`` with the known keys for ``name`` (:func:`entry_name`), and return the result.
+    """Compare ``key`` with the known keys for ``name`` (:func:`entry_name`) and return the result.
 
     If ``name`` includes a port, an entry without a port can confirm or revoke the key, but never causes the key to
     count as changed.
@@ -144,7 +144,7 @@ def fingerprint(key: bytes) -> str:
 
 
 def key_type(key: bytes) -> str:
-    """Return the type in an encoded key, such as "ssh-ed25519" (RFC 4253, section 6.6), or "" for an invalid key."""
+    """Return the type of an encoded key, such as "ssh-ed25519" (RFC 4253, section 6.6), or "" for an invalid key."""
     length = int.from_bytes(key[:4], "big")
     return key[4 : 4 + length].decode("ascii", errors="replace") if len(key) >= 4 + length else ""
 

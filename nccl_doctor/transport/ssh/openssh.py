@@ -49,9 +49,9 @@ _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 _SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
-"""The names that our messages use for kinds of algorithms, by ssh's name.
+"""Names of algorithm kinds for use in nccl-doctor's messages, keyed by ssh's names.
 
-A kind that is missing here has the same name in our messages as in ssh.
+For kinds that are not listed, nccl-doctor's messages use ssh's names.
 """
 
 
@@ -59,7 +59,7 @@ A kind that is missing here has the same name in our messages as in ssh.
 class FailedSsh:
     """A failed run of ssh, with ssh's own messages in ``log``, and messages of servers and jump hosts in ``stderr``.
 
-    ``late`` is true if ssh was ended at the deadline.
+    ``late`` is true if nccl-doctor ended ssh at the deadline.
     """
 
     settings: HostSettings

@@ -1,6 +1,6 @@
 """Runs commands with paramiko. Hosts behind the same jump host share a connection to the jump host.
 
-Hosts that are tried again share a new connection to the jump host, because the first connection may have caused the
+Hosts that are tried again share a new connection to the jump host, because the first connection might have caused the
 failures.
 
 Only the host's kernel can show whether the host's large packets are lost on the way to this machine. In an MTU black
@@ -122,8 +122,9 @@ _SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
 REUSE_S = 5.0
-"""Time limit in seconds for starting a command in a kept session. The idle connection of a kept session may have been
-dropped by a firewall.
+"""Time limit in seconds for starting a command in a kept session.
+
+A firewall might have dropped the idle connection of a kept session.
 """
 _HANG_UP_S = 0.5  # a command that sshd may not signal, since it is root's, costs this much
 
@@ -159,7 +160,7 @@ class ParamikoChannel:
         self._closing, self._sending = threading.Event(), threading.Lock()
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data`` to the command, and read the command's output in the meantime."""
+        """Write all of ``data`` to the command while reading the command's output."""
         view = memoryview(data)
         with self._sending, ends_at(deadline, self._session):  # paramiko blocks without limit on a full TCP buffer
             while view:
@@ -224,7 +225,7 @@ class ParamikoChannel:
     def start(self, command: str, deadline: float) -> None:
         """Start the command.
 
-        Another thread can end the command with :meth:`close` as soon as the request has been sent.
+        Another thread can end the command with :meth:`close` as soon as the request to start the command has been sent.
         """
         with ends_at(deadline, self):  # paramiko waits without limit for the reply
             self._channel.exec_command(command)
@@ -343,7 +344,7 @@ class ParamikoTransport:
         return opened
 
     def _start(self, session: SshSession, command: str, deadline: float, settings: HostSettings) -> ParamikoChannel:
-        """Start a command in a session, and close the command's channel if the command does not start."""
+        """Start a command in a session and close the command's channel if the command does not start."""
 
         def small(by: float) -> SshSession:
             turn = self._tries[settings.target()]
@@ -394,7 +395,7 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """Open a session for attempt number ``turn``, and return the session and its login deadline.
+        """Open a session for attempt number ``turn`` and return the session and its login deadline.
 
         The time limit for a host behind a jump host starts when the host gets a handshake slot at the jump host.
         """

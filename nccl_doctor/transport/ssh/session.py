@@ -35,7 +35,7 @@ _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
 """Number of seconds between paramiko's checks of whether the session was closed.
 
-A call of ``close()`` notifies paramiko immediately. With paramiko's default of ten checks per second, the checks for
+A call to ``close()`` notifies paramiko immediately. With paramiko's default of ten checks per second, the checks for
 slow hosts took a tenth of the controller's processor time.
 """
 _GRACE_S = 0.2  # for a proxy command to exit after its host has disconnected
@@ -45,7 +45,7 @@ class SocketLike(Protocol):
     """The socket methods that paramiko uses."""
 
     def send(self, data: bytes, /) -> int:
-        """Send bytes, and return the number of bytes that were accepted."""
+        """Send bytes and return the number of bytes that were accepted."""
 
     def recv(self, size: int, /) -> bytes:
         """Receive at most ``size`` bytes, or b"" at the end of the stream."""
@@ -60,7 +60,7 @@ class SocketLike(Protocol):
 
 
 class GreetedStream:
-    """A stream that keeps the first KiB of received data, and records whether the server closed the stream."""
+    """A stream that keeps the first KiB of received data and records whether the server closed the stream."""
 
     def __init__(self, inner: SocketLike) -> None:
         self.inner, self.head, self.ended = inner, b"", False
@@ -100,7 +100,7 @@ class GreetedStream:
         self.inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
-        """Close the underlying stream, and wake all threads that are waiting for data."""
+        """Close the underlying stream and wake all threads that are waiting for data."""
         self._closed = True
         if isinstance(self.inner, socket.socket):
             _wake(self.inner)
@@ -197,7 +197,7 @@ class ProxyCommandStream:
         self.fileno = self._ours.fileno
 
     def failed(self) -> str | None:
-        """Close the connection, and return the command's stderr or exit status.
+        """Close the connection and return the command's stderr or exit status.
 
         The result is None if the command printed nothing to stderr and either succeeded or was still running.
         """
@@ -209,7 +209,10 @@ class ProxyCommandStream:
         return self._last_words or (f"it ended with status {status}" if status else None)
 
     def close(self) -> None:
-        """Close the connection, and end the command if it does not exit on its own. The method is thread-safe."""
+        """Close the connection and end the command if it does not exit on its own.
+
+        The method is thread-safe.
+        """
         with self._closing:
             if self._stderr.closed:
                 return
@@ -271,7 +274,7 @@ class SshSession(paramiko.Transport):
     """A session that reports failures to each thread with the server's own messages.
 
     Each thread gets the reason why its own channel was not opened or why the session ended. paramiko keeps only the
-    last exception for all threads, and drops the message that distinguishes "refused" from "no route".
+    last exception for all threads and drops the message that distinguishes "refused" from "no route".
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {
@@ -301,7 +304,7 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Send a message unless its channel is closed, because OpenSSH would then end the whole session."""
+        """Send a message unless its channel is closed; a message to a closed channel makes OpenSSH end the session."""
         # paramiko checks first and sends later, without a lock (Channel.send; sshd's channels.c,
         # channel_from_packet_id)
         text = data.asbytes()
@@ -314,7 +317,7 @@ class SshSession(paramiko.Transport):
             super()._send_user_message(data)  # type: ignore[misc]  # not in the stubs
 
     def _parse_channel_open_success(self, message: paramiko.Message) -> None:
-        """Remove the new channel's number from the set of closed channels, because the server may reuse numbers."""
+        """Remove the new channel's number from the set of closed channels, because the server might reuse numbers."""
         words = paramiko.Message(message.get_remainder())
         words.get_int()
         self._closed.discard(words.get_int())
@@ -386,7 +389,7 @@ class _Watch:
         self._runs = False
 
     def begin(self, deadline: float, session: _Closable) -> int:
-        """Schedule the session to be closed at the deadline, and return an ID for :meth:`call_off`."""
+        """Schedule the session to be closed at the deadline and return an ID for :meth:`call_off`."""
         with self._changed:
             number = next(self._numbers)
             self._watched[number] = session
@@ -430,7 +433,7 @@ def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
 
     Some of paramiko's waits have no time limit.
 
-    A channel may be passed instead of a session, and is closed together with its session.
+    If a channel is passed instead of a session, the channel's ``close`` method is called at the deadline.
     """
     number = _WATCH.begin(deadline, session)
     try:

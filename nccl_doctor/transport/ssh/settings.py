@@ -153,7 +153,7 @@ def resolve(
     """Return the settings for the host ``name``.
 
     ``options`` take precedence over the SSH configuration. Raise AccessError if the name is invalid, or if ``ssh -G``
-    fails or takes too long. ``ssh -G`` is run if the OpenSSH client is installed, and a configuration exists or
+    fails or takes too long. ``ssh -G`` is run if the OpenSSH client is installed and either a configuration exists or
     ``options`` contains SSH options. Without the OpenSSH client, no configuration is read, and OpenSSH's defaults and
     the hosts file apply.
     """
@@ -273,7 +273,7 @@ def _read(name: str, options: SshOptions, values: ConfigValues) -> HostSettings:
 MAX_HANDSHAKES = 8
 """Maximum number of simultaneous handshakes through a jump host.
 
-With the default MaxStartups (10:30:100), sshd may drop the eleventh connection.
+With the default MaxStartups (10:30:100), sshd might drop the eleventh connection.
 """
 PLACE_S = 2.0
 """Maximum number of seconds for which a host occupies one of the handshake slots in :class:`Places`.

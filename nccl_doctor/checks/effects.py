@@ -27,7 +27,7 @@ NCCL_CONNECTIONS = Effect(
 MASTER = Effect(
     ("no-store", "no-group", *_DIALS, "hostname-unresolvable", "port-in-use", "world-size-mismatch"),
     Reach.ALL,
-    "every rank connects to the master's store before anything else (torch, TCPStore)",
+    "every rank connects to the master's store before the rank joins the process group (torch, TCPStore)",
 )
 NAMES = Effect(
     (
@@ -98,7 +98,7 @@ VERSIONS = Effect(
         "wrong-sum",
     ),
     Reach.MEETS,
-    "different versions of NCCL or torch use different protocols (NCCL's bootstrap, torch's store)",
+    "different versions of NCCL or torch can use incompatible protocols (NCCL's bootstrap, torch's store)",
 )
 STARTING = Effect(
     ("torch-missing", "not-started", "version-mismatch", "exit"),

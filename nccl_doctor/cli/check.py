@@ -31,7 +31,7 @@ def check(
         options.of_run(
             "--mesh",
             metavar="auto|full|none",
-            help="Pairs of hosts to test; auto tests all pairs of up to 128 hosts, or a sample if there are more.",
+            help="Pairs of hosts to test; auto means all pairs of up to 128 hosts, or a sample with more hosts.",
         ),
     ] = "auto",
     rate: options.RateOption = False,
@@ -57,10 +57,16 @@ def check(
     load_from: options.From = None,
     fix: Annotated[
         bool,
-        options.of_run("--fix", help="After the check, offer to run the proposed commands, as nccl-doctor fix does."),
+        options.of_run(
+            "--fix", help="After the check, ask whether to run the proposed commands, as nccl-doctor fix does."
+        ),
     ] = False,
 ) -> None:
-    """Check the hosts before a job: connections, ports, versions, GPUs, and a small all-reduce."""
+    """Check the hosts before a job: connections, ports, versions, GPUs, and a small all-reduce.
+
+    Exit with 0 if everything was checked and no error was found, with 1 if an error was found, with 2 if the command
+    line or the hosts file is invalid, and with 3 if no error was found but something could not be checked.
+    """
     out = shown.out("check", output)
 
     def work() -> int:

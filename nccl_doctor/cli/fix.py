@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 of_fix = typer.Option
 AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password if sudo requires it on a host.")]
-Yes = Annotated[bool, of_fix("-y", "--yes", help="Run all safe commands without asking, and no disruptive command.")]
+Yes = Annotated[bool, of_fix("-y", "--yes", help="Run all commands without asking, except those that end a process.")]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FixOptions:
         of_fix(
             "--script",
             metavar="FILE",
-            help="Run nothing, and write a shell script for each host: for FILE fix.sh, fix-node1.sh and so on.",
+            help="Run nothing, and write a shell script for each host. For example, fix.sh produces fix-node1.sh.",
         ),
     ] = None
     ask_sudo: AskSudo = False

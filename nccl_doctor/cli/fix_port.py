@@ -32,7 +32,7 @@ class PortOptions:
         typer.Argument(metavar="PORT", help="Port (default: from --log, the hosts file or MASTER_PORT, or 29500)."),
     ] = None
     file: Annotated[
-        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, same as --hosts FILE. PORT can be omitted.")
+        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, same as --hosts FILE; can be given without PORT.")
     ] = None
     log: Annotated[
         str | None, typer.Option("--log", metavar="FILE", help="Read the port from this log; - reads stdin.")
@@ -42,7 +42,7 @@ class PortOptions:
         typer.Option(
             "--hosts",
             metavar="FILE",
-            help="Hosts file. Examine the port on its master or, with --next, find a port that is free on all hosts.",
+            help="Hosts file. Examine the port on the master (rank 0) or, with --next, find a port free on all hosts.",
         ),
     ] = None
     host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Host to examine.")] = None
@@ -64,7 +64,7 @@ class PortOptions:
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="With --kill, end the job even if it may be in use, is making progress, or is not yours."
+            "--force", help="With --kill, also end a job that might be in use, is making progress, or is not yours."
         ),
     ] = False
     yes: Annotated[bool, typer.Option("-y", "--yes", help="With --kill, do not ask for confirmation.")] = False

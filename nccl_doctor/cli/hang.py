@@ -35,7 +35,7 @@ def hang(
         typer.Option(
             "--pid",
             metavar="PID",
-            help="If several jobs are running, examine the job with this process (a PID on any of the hosts).",
+            help="Examine the job of this process (a PID on any of the hosts) if several jobs are running.",
             min=1,
         ),
     ] = None,
@@ -58,7 +58,8 @@ def hang(
         bool,
         typer.Option(
             "--force",
-            help="Query NCCL's RAS service even before NCCL 2.27.3, in which a query can crash a job that is starting.",
+            help="Query the RAS service even in NCCL versions before 2.27.3, where a query can crash a job that is "
+            "starting.",
         ),
     ] = False,
     output: Annotated[str, options.output(WATCH)] = "human",
@@ -69,7 +70,11 @@ def hang(
     kept: KeepOptions,
     load_from: options.From = None,
 ) -> None:
-    """Find the rank, host and line where a running job hangs. By default, the job is neither paused nor changed."""
+    """Find the rank, host and line where a running job hangs. By default, the job is neither paused nor changed.
+
+    Exit with 0 if the job makes progress, with 1 if the job hangs, with 2 if the command line or the hosts file is
+    invalid, and with 3 if the verdict is unknown.
+    """
     out = shown.out(WATCH if watched.watch else "hang", output)
 
     def work() -> int:

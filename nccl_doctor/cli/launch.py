@@ -29,8 +29,9 @@ def launch(
             "--launcher",
             metavar="torchrun|c10d|launch|env|tcp",
             show_default="torchrun",
-            help="torchrun: static rendezvous. c10d: dynamic rendezvous. launch: torch.distributed.launch, for PyTorch "
-            "before 1.9. env: one process per rank, for env://. tcp: for scripts that spawn their own processes; adds "
+            help="torchrun: static rendezvous. c10d: torchrun with the c10d rendezvous. "
+            "launch: torch.distributed.launch, for PyTorch before 1.9. env: one process per rank, for env://. "
+            "tcp: for scripts that spawn their own processes; adds "
             "--dist-url, --world-size and --rank, or fills in {url}, {world_size}, {rank}, {nnodes}, {node_rank}.",
         ),
     ] = None,
@@ -47,7 +48,8 @@ def launch(
         bool,
         typer.Option(
             "--diagnosable",
-            help="Add settings that record evidence if the job fails: NCCL's log and torch's flight recorder.",
+            help="Add settings that record evidence if the job fails: NCCL's log, torch's flight recorder and "
+            "Python stacks.",
         ),
     ] = False,
     diagnostics: Annotated[

@@ -28,11 +28,12 @@ Tee = Annotated[
     bool,
     typer.Option(
         "--tee",
-        help="Copy the log unchanged, including secrets, to stdout, or to stderr if the report on stdout is not human.",
+        help="Copy the log unchanged, including secrets, to stdout. If -o prints another format than human on "
+        "stdout, copy the log to stderr.",
     ),
 ]
 Summary = Annotated[
-    bool, typer.Option("--summary", help="Also show NCCL's choices: interface, devices, plugin, channels, versions.")
+    bool, typer.Option("--summary", help="Also show NCCL's choices, such as interface, RDMA devices and algorithm.")
 ]
 With = Annotated[
     Path | None,
@@ -43,7 +44,7 @@ With = Annotated[
     ),
 ]
 Follow = Annotated[
-    bool, typer.Option("--follow", help="Keep reading while the log grows, and report as soon as a fatal line appears.")
+    bool, typer.Option("--follow", help="Read one log while it grows, and report as soon as a fatal line appears.")
 ]
 
 
@@ -59,7 +60,11 @@ def logs(
     shown: DiagnosisOptions,
     chosen: SelectOptions,
 ) -> None:
-    """Diagnose training and NCCL logs: what happened first, where, and what to do."""
+    """Diagnose training and NCCL logs: what happened first, where, and what to do.
+
+    Exit with 0 if no error was found, with 1 if an error was found, with 2 if the command line is invalid, and with 3
+    if no error was found but something could not be read.
+    """
     out = shown.out("logs", output)
 
     def work() -> int:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -286,6 +287,6 @@ def app(first: str = "") -> typer.Typer:
         command = getattr(import_module(f"nccl_doctor.cli.{module}"), function)
         # given explicitly: click cuts a docstring's summary at 45 characters
         examples = "\n".join(EXAMPLES[name])
-        shown = f"{command.__doc__}\n\n\b\n{examples}"
+        shown = f"{cleandoc(command.__doc__)}\n\n\b\n{examples}"
         made.command(name, cls=PanelCommand, help=shown, short_help=command.__doc__.partition("\n")[0])(command)
     return made

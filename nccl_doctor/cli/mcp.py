@@ -22,7 +22,9 @@ def mcp(
     logs: Annotated[
         list[Path] | None,
         typer.Option(
-            "--logs", metavar="DIR", help="Read logs below this directory (default: the current one); repeatable."
+            "--logs",
+            metavar="DIR",
+            help="Directory below which logs can be read (default: the current directory); repeatable.",
         ),
     ] = None,
 ) -> None:

@@ -152,14 +152,16 @@ ShowSecrets = Annotated[
 ColorWhen = Annotated[
     Color, of_output("--color", metavar="auto|always|never", help="When to use colour; auto respects NO_COLOR.")
 ]
-Quiet = Annotated[bool, of_output("-q", "--quiet", help="Print only findings, and show no progress.")]
+Quiet = Annotated[
+    bool, of_output("-q", "--quiet", help="Print only faults and what could not be checked, and show no progress.")
+]
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 1, "max": LONGEST_S}
 ConnectTimeout = Annotated[
     float | None,
     of_hosts(
         "--connect-timeout",
         help="Time limit for a host to accept the connection; the login can take up to three times as long.",
-        show_default="10, or ConnectTimeout in ~/.ssh/config",
+        show_default="ConnectTimeout in ~/.ssh/config, or 10",
         **_SECONDS,
     ),
 ]
@@ -170,7 +172,7 @@ TimeoutWithSmoke = Annotated[
     float | None,
     _timeout(
         rich_help_panel=of_run.keywords["rich_help_panel"],
-        show_default="300 or --smoke-timeout + 240, whichever is more",
+        show_default="300 or --smoke-timeout + 240, whichever is longer",
     ),
 ]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for the all-reduce.", **_SECONDS)]
@@ -203,14 +205,6 @@ TransportOption = Annotated[
         autocompletion=completing(*kinds()),
     ),
 ]
-Save = Annotated[
-    Path | None,
-    of_output(
-        "--save",
-        metavar="SNAPSHOT",
-        help="Save the collected data in this file, without user names, secrets, and variables unknown to nccl-doctor.",
-    ),
-]
 From = Annotated[
     Path | None, of_output("--from", metavar="SNAPSHOT", help="Diagnose a saved snapshot without contacting any host.")
 ]
@@ -219,8 +213,8 @@ Inside = Annotated[
     of_hosts(
         "--inside",
         metavar="RUNTIME:NAME",
-        help="Run inside this container on each host. RUNTIME is docker, podman, nerdctl or apptainer; "
-        "enter:PID joins the namespaces of that process instead.",
+        help="Container in which the job runs on each host. RUNTIME is docker, podman, nerdctl or apptainer; "
+        "enter:PID joins the namespaces of the process PID instead.",
     ),
 ]
 
@@ -268,7 +262,8 @@ class HostOptions(NameOptions):
         str | None,
         typer.Argument(
             metavar="HOSTS",
-            help="Hosts file, or - for stdin. Without HOSTS: the hosts of -w, the current Slurm job, or this machine.",
+            help="Hosts file, or - for stdin. Default: the hosts in -w, the nodes of the current Slurm job, "
+            "or this machine.",
         ),
     ] = None
 
@@ -322,8 +317,7 @@ class ServerOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(SERVERS),
-            help="Engine that will run on the hosts: check tests the address that the engine advertises, and launch "
-            "prints the commands that start the engine.",
+            help="Engine that will run on the hosts; check tests the address that it advertises, and launch starts it.",
             autocompletion=completing(*SERVERS),
         ),
     ] = None
@@ -380,7 +374,8 @@ class DiagnosisOptions(ReportOptions):
         of_output(
             "--fail-on",
             metavar="info|warning|error|never",
-            help="Exit with 1 for findings of this severity or above; with never, findings don't affect the exit code.",
+            help="Exit with 1 for a diagnosis of this severity or above; with never, "
+            "no diagnosis affects the exit code.",
         ),
     ] = "error"
 
@@ -394,7 +389,7 @@ class SelectOptions:
         of_run(
             "--only",
             metavar="CHECK",
-            help="Use only this check, given as a code, name or category; repeatable.",
+            help="Use only the checks with this code, name or category; repeatable.",
             autocompletion=complete_check,
         ),
     ] = None
@@ -403,7 +398,7 @@ class SelectOptions:
         of_run(
             "--skip",
             metavar="CHECK",
-            help="Omit this check, given as a code, name or category; repeatable.",
+            help="Omit the checks with this code, name or category; repeatable.",
             autocompletion=complete_check,
         ),
     ] = None
@@ -449,12 +444,20 @@ def among(codes: CheckCodes) -> Callable[[Check], bool]:
 class KeepOptions:
     """Options for saving the snapshot."""
 
-    save: Save = None
+    save: Annotated[
+        Path | None,
+        of_output(
+            "--save",
+            metavar="SNAPSHOT",
+            help="Save the collected data in this file, except for user names, secrets, most command-line arguments, "
+            "and environment variables unknown to nccl-doctor.",
+        ),
+    ] = None
     save_whole: Annotated[
         bool,
         of_output(
             "--save-whole",
-            help="With --save, save everything, including user names, all variables, command lines and secrets.",
+            help="With --save, save everything, including user names, secrets, command lines and all variables.",
         ),
     ] = False
 

@@ -22,7 +22,7 @@ def schema(
         str,
         typer.Argument(
             metavar="COMMAND",
-            help="Command whose JSON output is described, for example check or hang.",
+            help="Command whose JSON output the schema describes, such as hang (default: check).",
             autocompletion=_complete,
         ),
     ] = "check",

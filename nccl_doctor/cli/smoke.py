@@ -59,7 +59,7 @@ def smoke(
             "--save-logs", metavar="DIR", help="Save the output of the ranks, one file per host.", file_okay=False
         ),
     ] = None,
-    save: options.Save = None,
+    kept: options.KeepOptions,
 ) -> None:
     """Run only the all-reduce: check the sums, measure the bandwidths, and name hosts that did not join."""
     out = shown.out("smoke", output)
@@ -85,7 +85,7 @@ def smoke(
             isolate=isolate,
             rate=rate,
             rate_beside_jobs=yes,
-            kept=options.KeepOptions(save),
+            kept=kept,
         )
         return check_cluster(request, out)
 

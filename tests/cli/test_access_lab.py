@@ -306,9 +306,21 @@ def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:
     with limited_memory(lab, lab.host("node2")) as group:
         for mebibytes, smoke, name, words, fix in (
             (120, ("--smoke-timeout", str(LONG_S)), "allreduce-failed", "killed by SIGKILL", "for want of memory"),
-            (10, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is out of memory"),
-            (4, ("--no-smoke",), "probe-failed", "the connection ended", "whether the host is out of memory"),
-            (4, OPENSSH, "probe-failed", "the connection ended", "whether the host is out of memory"),
+            (
+                10,
+                ("--no-smoke",),
+                "probe-failed",
+                "the connection to the host ended",
+                "whether the host is out of memory",
+            ),
+            (
+                4,
+                ("--no-smoke",),
+                "probe-failed",
+                "the connection to the host ended",
+                "whether the host is out of memory",
+            ),
+            (4, OPENSSH, "probe-failed", "the connection to the host ended", "whether the host is out of memory"),
         ):
             set_limit(group, mebibytes)
             assert lab.controller.run("ssh -o BatchMode=yes node2 true").returncode == 0

@@ -130,7 +130,7 @@ def test_what_keeps_out(boxes: Lab) -> None:
     told = {found["hosts"][0]: found for found in run.report["diagnoses"]}
     assert {found["name"] for found in told.values()} == {"container-unreachable"}
     assert {host: found["message"] for host, found in told.items()} == {
-        "node1": 'node1: there is no podman container "trian" (running containers: train).',
+        "node1": 'node1: the podman container "trian" does not exist (running containers: train).',
         "node2": 'node2: the podman container "stopped" is not running (running containers: train).',
         "node3": 'node3: the podman container "bare" has no /bin/sh.',
     }
@@ -223,7 +223,7 @@ def test_gpus_that_are_not_there_and_that_do_not_open(boxes: Lab) -> None:
         end(host, name)
         host.run("umount -l /dev")
     assert [(found["name"], found["hosts"], found["message"]) for found in run.report["diagnoses"]] == [
-        ("container-differs", ["node1"], "The podman container \"without\" on node1 has no GPU: the host's /dev/nvidia0 is missing inside (ENOENT)."),
+        ("container-differs", ["node1"], "The podman container \"without\" on node1 has no GPU: the host's /dev/nvidia0 is missing from the container's /dev (ENOENT)."),
         ("container-differs", ["node2"], "The podman container \"refused\" on node2 has no access to /dev/nvidia0 (EACCES)."),
     ]  # fmt: skip
 

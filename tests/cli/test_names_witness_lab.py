@@ -139,7 +139,7 @@ def test_two_families(three: Lab) -> None:
         map_name(node, "node2", "fd00::2")
         assert gloo_job.fails(three)
         found = only(check(three), "hostname-mismatch", ["node2"])
-        assert "but gloo's addresses on node[1,3] are IPv4. Gloo can't mix address families" in found["message"]
+        assert "but gloo uses IPv4 on node[1,3]. Gloo can't mix address families" in found["message"]
         own = {host: dict([shlex.split(line)[1].split("=")]) for host, line in pasted(found)}
         assert gloo_job.works(three, own=own)
     finally:

@@ -152,7 +152,7 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: Any) -> None:
     assert stopped.is_set()
     assert all_reduce.given_up
     smoke = result(PLAN, all_reduce)
-    assert smoke.launchers == {"node2": "it gave no answer"}
+    assert smoke.launchers == {"node2": "the host gave no answer"}
 
 
 DIED = RankEvent(local_rank=1, exit_code=-11)

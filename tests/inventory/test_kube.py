@@ -168,7 +168,7 @@ def test_why_a_pod_can_not_be_entered(asked: Asked) -> None:
         "s-10": "is not running yet (Pending)",
     }
     assert told["s-11"] is None
-    assert found.options(KubeFacts).pods["s-11"].unready == "the container main did not become ready"
+    assert found.options(KubeFacts).pods["s-11"].unready == 'the container "main" is not ready'
     assert all(why.remedy for why in told.values() if why is not None)
 
 

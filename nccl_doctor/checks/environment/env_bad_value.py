@@ -40,7 +40,7 @@ from nccl_doctor.text.secrets import part
 ONE_HOST = Effect(
     ("duplicate-gpu", "shm-attach-failed", "gdr-p2p-fault", "nccl-unknown-error", "hang"),
     Reach.ALL,
-    "if two machines have the same NCCL_HOSTID, NCCL connects their ranks through shared memory and P2P",
+    "if two machines have the same NCCL_HOSTID, NCCL tries to connect their ranks through shared memory and P2P",
     ("nccl",),
 )
 REFUSED = Effect(

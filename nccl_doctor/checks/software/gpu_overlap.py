@@ -25,7 +25,8 @@ from nccl_doctor.text.hostlist import fold_numbers, grouped
 SHARED = Effect(
     ("duplicate-gpu", "gpu-memory", "cuda-error", "nccl-unknown-error", *WAITS, *GIVING_UP),
     Reach.OWN,
-    "NCCL does not allow two ranks on one GPU (Duplicate GPU detected, init.cc), and two jobs share the GPU's memory",
+    "NCCL does not allow two ranks on one GPU (Duplicate GPU detected, init.cc), "
+    "and two jobs on one GPU share the GPU's memory",
     ("nccl",),
 )
 

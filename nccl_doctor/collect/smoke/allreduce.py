@@ -126,7 +126,9 @@ def run(
                 return all_reduce.end(name, wait(session))
             except answers.NoAnswerError:
                 if all_reduce.given_up:
-                    return all_reduce.end(name, answers.SmokeEnd(broken="it gave no answer when it was told to stop"))
+                    return all_reduce.end(
+                        name, answers.SmokeEnd(broken="the host gave no answer when the all-reduce was to be stopped")
+                    )
             except answers.ProbeError as error:
                 return all_reduce.end(name, answers.SmokeEnd(broken=str(error)[:500]))
 

@@ -48,7 +48,7 @@ class KubeEngine(Engine):
         Flag(
             "kube",
             ("--kube",),
-            "Use the pods of job/NAME, pytorchjob/NAME, …, or all pods that match -l.",
+            "Use the pods of job/NAME, pytorchjob/NAME, … as hosts, or all pods that match -l.",
             metavar="[KIND/NAME]",
             bare=True,
         ),

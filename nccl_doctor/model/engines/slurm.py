@@ -50,14 +50,14 @@ class SlurmEngine(Engine):
         Flag(
             "container_image",
             ("--container-image",),
-            "Run in a container made from this image, like srun's --container-image (pyxis).",
+            "Use a container made from this image, like srun's --container-image (pyxis).",
             metavar="IMAGE",
             fix_port=False,
         ),
         Flag(
             "container_name",
             ("--container-name",),
-            "Run in the job's container with this name, like srun's --container-name (pyxis).",
+            "Use the job's container with this name, like srun's --container-name (pyxis).",
             metavar="NAME",
             fix_port=False,
         ),

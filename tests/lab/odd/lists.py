@@ -46,7 +46,7 @@ def plain(text: str) -> Text:
 
 
 PYTHON = ("--python", sys.executable)
-TWICE = "are the same machine, so the job would run 2 nodes on it."
+TWICE = "are the same machine, so the job would use one machine as 2 nodes."
 INI = f"[gpus]\nnode1\nnode2 ansible_user=alice\n[gpus:vars]\nansible_python_interpreter={sys.executable}\n"
 YAML = f"all:\n  vars: {{ansible_python_interpreter: {sys.executable}}}\n  children:\n    gpus:\n      hosts: {{node1: , node2: {{ansible_user: alice}}}}\n"
 VARS = {

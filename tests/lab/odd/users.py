@@ -207,7 +207,7 @@ ROWS = (
     ),
     Row(
         "two factors",
-        ("ssh-auth-failed", "accepted root's key but requires a second factor", "ControlMaster auto"),
+        ("ssh-auth-failed", "accepted the SSH key of user root but also requires a second factor", "ControlMaster auto"),
         sshd("AuthenticationMethods publickey,keyboard-interactive", "KbdInteractiveAuthentication yes", "UsePAM yes"),
         DENIED,
     ),

@@ -118,7 +118,7 @@ def preflight(
 ) -> Report:
     """Check all nodes of the current job before training starts, and return the same report in every rank.
 
-    Call this function at the top of a training script, before CUDA or ``torch.distributed`` is initialised. One process
+    Call this function at the top of a training script, before CUDA or ``torch.distributed`` is initialized. One process
     of each node takes part in the check, and the other processes wait. The node ranks come from the launcher's
     environment variables, as with ``check --join``.
 

@@ -57,7 +57,7 @@ class UnwrittenError(DoctorError):
 
 
 class InterruptedLogin(KeyboardInterrupt):
-    """An interrupt (Ctrl-C) during the login to hosts; ``hosts`` are the hosts with an incomplete login."""
+    """An interrupt (Ctrl-C) while logging in to hosts; ``hosts`` are the hosts with an incomplete login."""
 
     def __init__(self, hosts: tuple[str, ...]) -> None:
         self.hosts = hosts

@@ -70,7 +70,7 @@ SOCKETS = Effect(
 CUDA = Effect(
     ("cuda-error", "cuda-driver-mismatch", "gpu-count-low", "local-rank-invalid", "nccl-unknown-error"),
     Reach.OWN,
-    "CUDA fails to initialise or finds fewer GPUs than there are ranks",
+    "CUDA fails to initialize or finds fewer GPUs than there are ranks",
     ("nccl",),
 )
 SETTING = Effect(

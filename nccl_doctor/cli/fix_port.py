@@ -29,7 +29,9 @@ class PortOptions:
 
     port: Annotated[
         str | None,
-        typer.Argument(metavar="PORT", help="Port (default: from --log, the hosts file or MASTER_PORT, or 29500)."),
+        typer.Argument(
+            metavar="PORT", help="Port. Default: the port in --log, in the hosts file or in MASTER_PORT, else 29500."
+        ),
     ] = None
     file: Annotated[
         str | None, typer.Argument(metavar="HOSTS", help="Hosts file, same as --hosts FILE; can be given without PORT.")

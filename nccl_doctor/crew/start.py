@@ -3,7 +3,7 @@
 The command line contains a loader that reads exactly the bytes of the probe from stdin, because ``python -`` would read
 stdin to its end. The loader exits if it receives no data for several seconds.
 
-Error messages are recognised in the English wording of dash, bash, zsh, fish, tcsh, BusyBox ash, ld.so and Python.
+Error messages are recognized in the English wording of dash, bash, zsh, fish, tcsh, BusyBox ash, ld.so and Python.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ProbeStart:
 
     Attributes:
         python: the requested interpreter.
-        place: the container for the probe, such as ``the docker container "train"``, or an empty string for the host
+        place: the container for the probe, such as ``the Docker container "train"``, or an empty string for the host
             itself.
         error: the channel's error, or the reason why the probe refused to run.
         login: whether a login shell starts the interpreter, which is not the case on this machine or with Slurm,
@@ -177,7 +177,7 @@ LOADER = (
 The probe is sent only after the loader's report, because another program in place of the loader could execute the probe
 as commands. The nonce is reversed in the command line, so that an echo of the command line is not mistaken for the
 loader's report. The command line contains the length and checksum of the probe, because some channels lose bytes
-(kubernetes#112834). Probes recognise the loaders of other runs by the name at the beginning of the loader. The loader
+(kubernetes#112834). Probes recognize the loaders of other runs by the name at the beginning of the loader. The loader
 calls ``site.main()`` if necessary, because a virtualenv from before 2020 finds the standard library only through its
 site module.
 """

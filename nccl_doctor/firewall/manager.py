@@ -135,7 +135,7 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 def managed_by(facts: FirewallFacts) -> str:
     """Return the program that manages a host's firewall rules, or "" if no program is found.
 
-    If the command of firewalld or ufw timed out, firewalld is recognised by its nftables table, and ufw by its chains.
+    If the command of firewalld or ufw timed out, firewalld is recognized by its nftables table, and ufw by its chains.
     """
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (

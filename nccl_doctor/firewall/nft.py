@@ -179,7 +179,7 @@ def objects(ruleset: str) -> Objects:
 def xtables(listing: Objects) -> frozenset[TableName]:
     """Return the tables that iptables-nft wrote.
 
-    The tables of iptables-nft are recognised by the names of their chains, or by matches that nft can't print.
+    The tables of iptables-nft are recognized by the names of their chains, or by matches that nft can't print.
     """
     return frozenset(
         (body["family"], body["table"])

@@ -192,7 +192,7 @@ BY_HAND = "no single command is safe here: let the cluster's own addresses throu
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> FirewallRemedy:
-    """Return the remedy that lets traffic pass a rule.
+    """Return the remedy that lets traffic past a blocking rule.
 
     If no command is safe, the remedy contains only advice.
     """

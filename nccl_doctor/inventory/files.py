@@ -1,4 +1,4 @@
-"""Reads hosts files in all supported formats. The format of a file is recognised from the file's content."""
+"""Reads hosts files in all supported formats. The format of a file is recognized from the file's content."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return the names of the diagnoses whose retries failed.
+    """Return the names of the diagnoses for which the log shows retries that never succeeded.
 
     In each source, only the diagnosis of the last retry message is considered. The retries count as failed if the last
     retry message is near the end of the source, or if the source shows that the user reported a hang or pressed Ctrl-C.

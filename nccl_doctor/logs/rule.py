@@ -1,7 +1,7 @@
 """Defines rules, each of which maps a pattern for log lines to a diagnosis and a grade.
 
 The module defines the patterns that code refers to by name, that several diagnoses share, or that match harmless lines.
-A hanging job prints no error, so a hang is recognised by the last step that the log shows. The patterns for NCCL's
+A hanging job prints no error, so a hang is recognized by the last step that the log shows. The patterns for NCCL's
 messages are based on src/init.cc and src/bootstrap.cc. Messages about sockets are in src/include/socket.h up to NCCL
 2.11, in src/misc/socket.cc from 2.12, and in src/os/linux.cc from 2.29. The messages of nccl-tests are in
 src/common.cu.
@@ -106,7 +106,7 @@ SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
 """Pattern for a shared-memory connection between two ranks on a host."""
 
 BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
-"""Pattern for a row of nvidia-smi's table that shows a GPU utilisation of 100%."""
+"""Pattern for a row of nvidia-smi's table that shows a GPU utilization of 100%."""
 
 STARTED = r"nranks \d+ .*- Init START"
 """Pattern for the line that a rank prints before it waits for the other ranks of a communicator."""
@@ -191,7 +191,7 @@ RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
 """States of processes and ranks in RAS output, in addition to RAS's names for errors.
 
 The states mean, in order: unreachable, not answering, having a status (other than INIT) that most ranks do not have,
-initialising, behind the other ranks, and any other error.
+initializing, behind the other ranks, and any other error.
 """
 
 RECORDED = "flight recorder"
@@ -205,7 +205,7 @@ The pattern ends before the errno.
 
 
 def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """Return rules for failed NCCL connections; a connection that is being retried is only a hint.
+    """Return rules for failed NCCL connections; a connection that is being retried counts only as a hint.
 
     ``errno`` is a pattern for the text from strerror(3), and ``text`` is an example that the pattern matches.
     """

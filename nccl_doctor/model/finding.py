@@ -42,7 +42,7 @@ class Command(FrozenModel):
     """A line that can be pasted unchanged into a shell on ``host``.
 
     ``host`` is None for the machine on which nccl-doctor runs. If the job runs in a container, ``place`` is a phrase
-    such as ``in the docker container "train"`` or ``outside the docker container "train"``. If the host is known only
+    such as ``in the Docker container "train"`` or ``outside the Docker container "train"``. If the host is known only
     from a snapshot file, ``place`` ends with "from the snapshot".
     """
 
@@ -228,7 +228,7 @@ class CheckResult(FrozenModel):
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
     """For each reason, the hosts on which the check has no verdict.
 
-    ``reason`` summarises the gaps. The JSON document contains ``reason`` but not ``gaps``.
+    ``reason`` summarizes the gaps. The JSON document contains ``reason`` but not ``gaps``.
     """
 
 

@@ -171,7 +171,7 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> ChoiceFault | None:
     down = [(name, link.name) for name, link in links if link is not None and "running" not in link.flags]
     idle = [name for name, link in down if wanted is None or parse_spec(wanted).accepts(link)]
     why = f" because {idle[0]} is down or has no carrier," if idle else ""
-    problem = f"finds no usable interface{why} and fails with “{failure.words}”"
+    problem = f'finds no usable interface{why} and fails with "{failure.words}"'
     names = listed(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
     evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}
     kind = FaultKind.DOWN if idle else FaultKind.NO_MATCH

@@ -183,7 +183,7 @@ def _with_answer(
     expected = f"{modelled.name} ({modelled.address})" if isinstance(modelled, Chosen) else "none"
     if answered is None:
         failed = answer.version is not None and answer.error is not None and isinstance(modelled, Chosen)
-        words = f"libnccl {answer.version} ended with “{answer.error}”; the model of it uses {expected}"
+        words = f'libnccl {answer.version} ended with "{answer.error}"; the model of it uses {expected}'
         return choice, words if failed else None
     if isinstance(choice, Unknown):
         return ChosenInterfaces(answered, (answered,)), None

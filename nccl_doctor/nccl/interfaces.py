@@ -110,7 +110,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
     text, _, zone = inside.rpartition("%") if "%" in inside else (inside, "", "")
     address = numeric(text)
     if not isinstance(address, ipaddress.IPv6Address):
-        return unknown("NCCL_COMM_ID holds no IPv6 address in its brackets; NCCL then reads uninitialised memory")
+        return unknown("NCCL_COMM_ID holds no IPv6 address in its brackets; NCCL then reads uninitialized memory")
     scope = next((link.index for link in interfaces.links if link.name == zone), 0)
     return Remote(address, _atoi(rest[1:]), scope)
 

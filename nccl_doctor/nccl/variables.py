@@ -386,7 +386,7 @@ def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | No
         return None
     known = {word.lower() for word in words}
     strange = [token for token in value.removeprefix("^").split(",") if token.lower() not in known]
-    return BadValue(f"does not recognise {strange[0]!r}", allowed, may_change=True) if strange else None
+    return BadValue(f"does not recognize {strange[0]!r}", allowed, may_change=True) if strange else None
 
 
 def _judge_ifname(value: str) -> BadValue | None:

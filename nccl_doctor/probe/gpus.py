@@ -130,7 +130,7 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
 
 
 def work(deadline: float) -> list[dict[str, Any]]:
-    """Return a ``snapshot.GpuWork`` for each GPU whose utilisation, power draw and power limit nvidia-smi reports."""
+    """Return a ``snapshot.GpuWork`` for each GPU whose utilization, power draw and power limit nvidia-smi reports."""
     rows = (row.rsplit(",", 3) for row in query("gpu", WORK_FIELDS, deadline).splitlines())
     fit = (
         row
@@ -141,6 +141,6 @@ def work(deadline: float) -> list[dict[str, Any]]:
 
 
 def utilization(deadline: float) -> dict[str, int | None]:
-    """Return a dictionary that maps each GPU's UUID to the GPU's current utilisation in percent (None if unknown)."""
+    """Return a dictionary that maps each GPU's UUID to the GPU's current utilization in percent (None if unknown)."""
     rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
     return {uuid.strip(): int(percent) if percent.strip().isdigit() else None for uuid, _, percent in rows}

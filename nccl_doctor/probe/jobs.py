@@ -2,8 +2,8 @@
 
 For a given process, the search finds the launcher or the Python process that forked or spawned the given process. The
 job includes all descendants of this launcher or Python process. If the launcher has exited, the job also includes the
-other orphans that the launcher had started at about the same time. A job includes its first process and the descendants
-of this process. In addition, a job includes only orphans of the same user and run, and the descendants of these
+other orphans that the launcher had started at about the same time. A job consists of its first process and that
+process's descendants. In addition, a job includes only orphans of the same user and run, and the descendants of these
 orphans.
 """
 

@@ -199,7 +199,7 @@ def _on_gpu(pids: Sequence[int]) -> str | None:
     """Return a phrase that describes the load of a GPU whose memory the job uses.
 
     Return None if no such GPU was busy. If the load can't be determined, the phrase states the reason. The GPU
-    utilisation covers at most the last second (``utilization.gpu`` in nvidia-smi(1)).
+    utilization covers at most the last second (``utilization.gpu`` in nvidia-smi(1)).
     """
     try:
         deadline = time.monotonic() + GPU_S

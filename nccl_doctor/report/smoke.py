@@ -113,7 +113,7 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """Return the rate, speed and utilisation of the slowest link, or "" if the link's speed is unknown."""
+    """Return the rate, speed and utilization of the slowest link, or "" if the link's speed is unknown."""
     if link is None:
         return ""
     reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"

@@ -277,7 +277,7 @@ class OomKill(Observed):
     age_s: Seconds
 
 
-SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 600 W at 100 % utilisation
+SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 600 W at 100 % utilization
 
 
 class GpuWork(Observed):

@@ -324,7 +324,8 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
     """Use a greedy algorithm to choose hosts so that every failed pair contains a chosen host.
 
-    Each step chooses the host that belongs to the most failed pairs without a chosen host.
+    Each step considers only the failed pairs that do not contain a chosen host, and chooses the host that occurs in the
+    most of these pairs.
 
     If all hosts belong to equally many failed pairs, return all hosts.
     """

@@ -36,7 +36,7 @@ class Outside(Observed):
 
     # runtime of the container: "docker", …; "enter" for a process's namespaces
     runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-    name: ContainerName  # the container's name, or the PID; ``place`` is a phrase for it, "the docker container train"
+    name: ContainerName  # the container's name, or the PID; ``place`` is a phrase for it, "the Docker container train"
     place: str
     network: Annotated[str | None, Fleeting()]  # as in :class:`Surroundings`
     hostname: str

@@ -40,9 +40,9 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a temporary file and rename it to ``path``, so no reader sees a partial file; raise OSError on failure.
 
     An existing file keeps its mode and owner, and a new ``private`` file is readable only by its owner. OSError is also
-    raised if ``path`` is another user's file or symbolic link in a shared directory, as with ``fs.protected_regular``
-    and ``fs.protected_symlinks`` on Linux. Special files such as /dev/null are written to directly, and open files such
-    as /dev/fd/3 are written to through their descriptors.
+    raised if ``path`` is a file or symbolic link that belongs to another user and lies in a shared directory. Linux
+    enforces the same rule with ``fs.protected_regular`` and ``fs.protected_symlinks``. Special files such as /dev/null
+    are written to directly, and open files such as /dev/fd/3 are written to through their descriptors.
     """
     number = _descriptor(path)
     if number is not None:

@@ -36,7 +36,10 @@ _HOSTS = re.compile(r"[\w.:,\[\]-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Line:
-    """Shell text whose meaning is determined by the template alone, regardless of the inserted values."""
+    """Shell text made from a template.
+
+    The inserted values can't change the meaning of the template.
+    """
 
     text: str
 
@@ -88,7 +91,7 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
 
 
 def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
-    """Return shell text from a template with placeholders for numbers and lines; sequences are joined by spaces."""
+    """Return shell text from a template with placeholders for numbers and lines; sequences are joined with spaces."""
     texts = {
         name: " ".join(map(str, part)) if isinstance(part, Sequence) else str(part) for name, part in parts.items()
     }

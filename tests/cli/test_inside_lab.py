@@ -107,7 +107,7 @@ def test_this_machines_own_container(boxes: Lab) -> None:
     done = run_in(boxes.hosts[0], "check", "--no-smoke", *said)
     report = json.loads(done.stdout)
     assert (done.returncode, report["diagnoses"]) == (0, [])
-    assert report["hosts"][0]["seen"]["container"] == 'the podman container "train", on node1'
+    assert report["hosts"][0]["seen"]["container"] == 'the Podman container "train", on node1'
 
 
 def test_a_controller_that_is_killed_leaves_nothing_inside(boxes: Lab) -> None:
@@ -130,9 +130,9 @@ def test_what_keeps_out(boxes: Lab) -> None:
     told = {found["hosts"][0]: found for found in run.report["diagnoses"]}
     assert {found["name"] for found in told.values()} == {"container-unreachable"}
     assert {host: found["message"] for host, found in told.items()} == {
-        "node1": 'node1: the podman container "trian" does not exist (running containers: train).',
-        "node2": 'node2: the podman container "stopped" is not running (running containers: train).',
-        "node3": 'node3: the podman container "bare" has no /bin/sh.',
+        "node1": 'node1: the Podman container "trian" does not exist (running containers: train).',
+        "node2": 'node2: the Podman container "stopped" is not running (running containers: train).',
+        "node3": 'node3: the Podman container "bare" has no /bin/sh.',
     }
     paste(boxes, told["node2"])
     run = check(boxes, [{"nerdctl": "train"}, {"podman": "stopped"}, {"enter": 4_000_000}])
@@ -154,7 +154,7 @@ def test_no_python_inside(boxes: Lab) -> None:
     start(one, "bare", *HEALTHY, lacks="python")
     run = check(boxes, [{"podman": "bare"}, {"podman": "train"}, {"podman": "train"}])
     message = only(run, "python-missing", ["node1"])["message"]
-    assert message == f'node1: in the podman container "bare" the interpreter "{sys.executable}" does not exist.'
+    assert message == f'node1: in the Podman container "bare" the interpreter "{sys.executable}" does not exist.'
     end(one, "bare")
 
 
@@ -185,7 +185,7 @@ def test_little_shared_memory_is_enlarged_from_outside(boxes: Lab) -> None:
         start(host, "small", "--network=host", "--shm-size=64m")
     found = only_warning(check(boxes, "small", "--fail-on", "warning"))
     assert (
-        found["message"] == 'The podman container "small" on node[1-3] has a /dev/shm of only 64 MiB (host: 1024 MiB).'
+        found["message"] == 'The Podman container "small" on node[1-3] has a /dev/shm of only 64 MiB (host: 1024 MiB).'
     )
     paste(boxes, found)
     is_healthy(check(boxes, "small"))
@@ -223,8 +223,8 @@ def test_gpus_that_are_not_there_and_that_do_not_open(boxes: Lab) -> None:
         end(host, name)
         host.run("umount -l /dev")
     assert [(found["name"], found["hosts"], found["message"]) for found in run.report["diagnoses"]] == [
-        ("container-differs", ["node1"], "The podman container \"without\" on node1 has no GPU: the host's /dev/nvidia0 is missing from the container's /dev (ENOENT)."),
-        ("container-differs", ["node2"], "The podman container \"refused\" on node2 has no access to /dev/nvidia0 (EACCES)."),
+        ("container-differs", ["node1"], "The Podman container \"without\" on node1 has no GPU: the host's /dev/nvidia0 is missing from the container's /dev (ENOENT)."),
+        ("container-differs", ["node2"], "The Podman container \"refused\" on node2 has no access to /dev/nvidia0 (EACCES)."),
     ]  # fmt: skip
 
 
@@ -248,11 +248,11 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str) -
         report = json.loads(running.communicate()[0])
     (found,) = report["diagnoses"]
     assert found["hosts"] == ["node2"]
-    assert f'the podman container \\"{phase}\\" is not running (running containers: train)' in json.dumps(found)
+    assert f'the Podman container \\"{phase}\\" is not running (running containers: train)' in json.dumps(found)
     if phase == "facts":
         assert found["name"] == "container-unreachable"
         (command,) = found["fix"]["commands"]
         assert (command["host"], command["command"]) == ("node2", "podman start facts")
-        assert command["place"] == 'outside the podman container "facts"'
+        assert command["place"] == 'outside the Podman container "facts"'
     end(two, phase)
     gone(boxes)

@@ -99,7 +99,7 @@ def test_one_line_for_ssh_and_the_next_failures_records(hosts: Path) -> None:
 def test_lines_for_containers_say_so_and_none_is_started_from_here(hosts: Path) -> None:
     said = ("hosts.yaml", "--inside", "docker:train")
     done = run("launch", *said, "--", "train.py", cwd=hosts)
-    assert '# on node1, in the docker container "train", rank' in done.stdout
+    assert '# on node1, in the Docker container "train", rank' in done.stdout
     for form in ("ssh", "slurm"):
         refused = run("launch", *said, "--format", form, "--", "train.py", cwd=hosts)
         assert_one_sentence(refused, f"--format {form} starts no job in a container")

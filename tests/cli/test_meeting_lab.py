@@ -39,7 +39,7 @@ def test_its_lines_meet_whatever_the_hosts_names_are(fresh_lab: Lab, layout: str
 
 
 WORDS = {
-    "127.0.1.1": "No host recognises 10.77.0.1 as its own",
+    "127.0.1.1": "No host recognizes 10.77.0.1 as its own",
     "full names": "The ranks of torchrun's c10d rendezvous connect to node1 by the name node1.cluster.local",
     "no own name": "",
 }

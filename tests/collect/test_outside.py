@@ -53,7 +53,7 @@ def test_all_that_it_tells() -> None:
     assert parse_outside(TOLD.splitlines(), MARK, TRAIN, {"node2", "node9"}) == Outside(
         runtime="docker",
         name="train",
-        place='the docker container "train"',
+        place='the Docker container "train"',
         network="net:[4026531840]",
         hostname="node1",
         limits=ResourceLimits(nofile_soft=1024, nofile_hard=1048576, memlock_soft=None, memlock_hard=None),

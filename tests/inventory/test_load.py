@@ -177,7 +177,7 @@ def test_a_container_of_every_host_and_of_this_machine_alone(hosts_file: str) ->
     alone = load(None, where=None, exclude=None, environ={}, overrides=said)
     assert [(node.local, node.python) for node in alone.nodes] == [(True, "python3")]
     many = load(hosts_file, where=None, exclude=None, environ={}, overrides=said, here=ELSEWHERE)
-    assert {node.options(InsideOptions).place for node in many.nodes} == {'the docker container "train"'}
+    assert {node.options(InsideOptions).place for node in many.nodes} == {'the Docker container "train"'}
     assert ClusterSource(many).arguments == (hosts_file, "--inside", "docker:train")
 
 

@@ -241,7 +241,7 @@ def test_commands_say_on_which_side_of_a_containers_wall_they_are_run(
     (code,) = (check.code for check in find(name.replace("_", "-")))
     report = diagnose.judge(seen, "check", lambda check: check.code == code)
     places = {command.place for found in report.diagnoses for command in found.fix.commands}
-    assert places == {f'{side} the docker container "train"'}
+    assert places == {f'{side} the Docker container "train"'}
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_without_libnccl_the_model_answers() -> None:
 def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -> None:
     refused = told(error="Call to socket failed")
     seen = seen_by(asked(refused))
-    words = "libnccl 2.27.7 ended with “Call to socket failed”; the model of it uses eno1 (10.0.0.1)"
+    words = 'libnccl 2.27.7 ended with "Call to socket failed"; the model of it uses eno1 (10.0.0.1)'
     assert (seen.source, seen.disagreement, seen.interface) == ("model", words, None)
     assert reason(asked(refused)).endswith(f", but {words}")
     assert seen_by(asked(refused, NCCL_SOCKET_IFNAME="none")).disagreement is None

@@ -229,7 +229,7 @@ def test_failed_pairs_of_a_large_cluster_are_not_drawn() -> None:
 
 
 def test_a_command_for_a_container_says_on_which_side_it_is_run() -> None:
-    sides = ('in the docker container "train"', 'outside the docker container "train"')
+    sides = ('in the Docker container "train"', 'outside the Docker container "train"')
     nodes = ("node1", "node2")
     commands = tuple(Command(host=node, command="export A=b", place=side) for side in sides for node in nodes)
     places = [place for place, _, _ in by_place(Fix(summary="Set it:", commands=commands))]

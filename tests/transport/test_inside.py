@@ -20,25 +20,25 @@ from tests.patience import LONG_S, crowd
 
 # what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer were not run
 SAID: list[tuple[Runtime, int, str, str, str]] = [
-    ("docker", 1, "Error response from daemon: No such container: x", "missing", "the docker container \"x\" does not exist (running containers: a and b)"),
-    ("docker", 1, "Error: No such container: x", "missing", "the docker container \"x\" does not exist (running containers: a and b)"),
-    ("podman", 125, 'Error: no container with name or ID "x" found: no such container', "missing", "the podman container \"x\" does not exist (running containers: a and b)"),
+    ("docker", 1, "Error response from daemon: No such container: x", "missing", "the Docker container \"x\" does not exist (running containers: a and b)"),
+    ("docker", 1, "Error: No such container: x", "missing", "the Docker container \"x\" does not exist (running containers: a and b)"),
+    ("podman", 125, 'Error: no container with name or ID "x" found: no such container', "missing", "the Podman container \"x\" does not exist (running containers: a and b)"),
     ("nerdctl", 1, 'time="2026-01-01T00:00:00Z" level=fatal msg="no such container: x"', "missing", "the nerdctl container \"x\" does not exist (running containers: a and b)"),
-    ("apptainer", 255, "FATAL:   no instance found with name x", "missing", "the apptainer instance \"x\" does not exist (running containers: a and b)"),
+    ("apptainer", 255, "FATAL:   no instance found with name x", "missing", "the Apptainer instance \"x\" does not exist (running containers: a and b)"),
     ("enter", 1, "/proc/7/: No such file or directory", "missing", "no process x is running on the host"),
-    ("docker", 1, "Error response from daemon: container 5f2c8a6e9d01 is not running", "stopped", "the docker container \"x\" is not running (running containers: a and b)"),
-    ("docker", 1, "Error response from daemon: Container 5f2c is restarting, wait until the container is running", "stopped", "the docker container \"x\" is not running (running containers: a and b)"),
-    ("podman", 255, "Error: can only create exec sessions on running containers: container state improper", "stopped", "the podman container \"x\" is not running (running containers: a and b)"),
-    ("docker", 1, "Error response from daemon: Container x is paused, unpause the container before exec", "paused", "the docker container \"x\" is paused"),
+    ("docker", 1, "Error response from daemon: container 5f2c8a6e9d01 is not running", "stopped", "the Docker container \"x\" is not running (running containers: a and b)"),
+    ("docker", 1, "Error response from daemon: Container 5f2c is restarting, wait until the container is running", "stopped", "the Docker container \"x\" is not running (running containers: a and b)"),
+    ("podman", 255, "Error: can only create exec sessions on running containers: container state improper", "stopped", "the Podman container \"x\" is not running (running containers: a and b)"),
+    ("docker", 1, "Error response from daemon: Container x is paused, unpause the container before exec", "paused", "the Docker container \"x\" is paused"),
     ("docker", 1, "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: dial unix: connect: permission denied", "forbidden", "the user who logs in may not use docker, and said"),
     ("nerdctl", 1, 'level=fatal msg="rootless containerd not running? (hint: use `containerd-rootless-setuptool.sh install`)"', "no-daemon", "nerdctl has no service that answers, and said"),
     ("enter", 1, "/proc/1/: Permission denied", "forbidden", "the user who logs in may not enter the namespaces of process x"),
     ("enter", 1, "/proc/1/: Operation not permitted", "forbidden", "the user who logs in may not enter the namespaces of process x"),
     ("docker", 1, "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", "no-daemon", "docker has no service that answers, and said"),
-    ("docker", 126, 'OCI runtime exec failed: exec failed: unable to start container process: exec: "/bin/sh": stat /bin/sh: no such file or directory: unknown', "no-shell", "the docker container \"x\" has no /bin/sh"),
-    ("podman", 127, "Error: crun: executable file `/bin/sh` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a command that was not found", "no-shell", "the podman container \"x\" has no /bin/sh"),
+    ("docker", 126, 'OCI runtime exec failed: exec failed: unable to start container process: exec: "/bin/sh": stat /bin/sh: no such file or directory: unknown', "no-shell", "the Docker container \"x\" has no /bin/sh"),
+    ("podman", 127, "Error: crun: executable file `/bin/sh` not found in $PATH: No such file or directory: OCI runtime attempted to invoke a command that was not found", "no-shell", "the Podman container \"x\" has no /bin/sh"),
     ("enter", 127, "/bin/sh: No such file or directory", "no-shell", "the namespaces of process x has no /bin/sh"),
-    ("docker", 137, "the words of a release to come", "failed", 'docker did not get into the docker container \"x\": it ended with status 137, and said "the words of'),
+    ("docker", 137, "the words of a release to come", "failed", 'docker did not get into the Docker container \"x\": it ended with status 137, and said "the words of'),
 ]  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_what_a_runtime_says_while_it_stops_a_container_is_asked_again(
     node = Node.model_validate({"name": "x", "address": "x", "node_rank": 0, "access": access})
     with pytest.raises(AccessError) as caught:
         InsideTransport(LocalTransport()).open(node, "true", time.monotonic() + LONG_S)
-    assert caught.value.failure.detail == 'the podman container "train" is not running'
+    assert caught.value.failure.detail == 'the Podman container "train" is not running'
 
 
 @pytest.mark.parametrize("seconds", [1.9, LONG_S], ids=["soon-over", "then-silent"])

@@ -2,7 +2,7 @@
 
 What it means: a job waits for all of its nodes. If one node is missing, the other nodes wait until the rendezvous times
 out. Either nccl-doctor was not started on the missing node, or the node can't connect to node 0. The job's ranks on the
-missing node would also have to connect to node 0.
+missing node would also need to reach node 0, so the job would fail for the same reason.
 
 How we know: with `check --join`, every node connects to node 0 on port 29499 (`--join-port`) and proves that it has the
 job's token. Node 0 waits up to 300 s for the other nodes (`--join-timeout`). The evidence lists the connections that

@@ -19,7 +19,7 @@ References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug P
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import fold, grouped, nouns
 
 
 @check("NCD107", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
@@ -30,7 +30,8 @@ def pod_not_ready(view: View) -> Findings:
     for why, names in grouped((pods[name].unready, name) for name in reached if pods[name].unready).items():
         yield Finding(
             hosts=tuple(names),
-            message=f"The job's container is running, but Kubernetes reports {fold(names)} as not ready: {why}.",
+            message=f"The job's container is running, but Kubernetes reports {nouns(len(names), 'pod')} {fold(names)} "
+            f"as not ready: {why}.",
             facts={"reason": "unready"},
             fix="See which probe fails (kubectl describe pod). Until the pod is ready, a headless Service gives it no "
             "DNS name, unless the Service sets publishNotReadyAddresses: true.",

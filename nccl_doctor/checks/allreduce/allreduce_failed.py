@@ -6,7 +6,7 @@ from the hosts file, and the master address and port that torchrun would use.
 How we know: the rank was killed by a signal, reported an exception, or ended without a message. A failure is also
 reported if a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to the
 launcher was lost. Messages from other ranks such as "Connection closed by peer" are consequences of the first failure,
-and `nccl-doctor logs` recognises them as such. If the ranks' output names a cause, such as a busy port or a full
+and `nccl-doctor logs` recognizes them as such. If the ranks' output names a cause, such as a busy port or a full
 /dev/shm, allreduce-failed is listed below the diagnosis of this cause.
 
 Fix: correct the cause of the quoted error. SIGKILL is usually sent by the kernel when memory runs out (see `dmesg`), by

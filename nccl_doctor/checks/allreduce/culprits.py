@@ -110,8 +110,8 @@ class Culprits:
         if self.isolation.culprit == "pair":
             first, second = self.hosts
             return (
-                f"when it was repeated in groups of hosts, it failed only between {first} and {second}, although it "
-                "worked between each of them and other hosts"
+                f"when it was repeated in groups of hosts, it failed only between {first} and {second} and "
+                "worked between each of them and the other hosts"
             )
         return (
             f"when it was repeated in groups of hosts, it failed with {fold(self.hosts)} but worked among the "

@@ -222,13 +222,13 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
     at = [name for name, host in takes.items() if host]
     if not at and None not in takes.values():
         yield (
-            f"no host recognises {addr} as its own, so none would run the rendezvous' store: a host recognises its "
+            f"no host recognizes {addr} as its own, so none would run the rendezvous' store: a host recognizes its "
             "own name and the addresses to which that resolves"
         )
     elif len(at) > 1:
-        yield f"several hosts recognise {addr} as their own ({fold(at)}), so each would wait alone"
+        yield f"several hosts recognize {addr} as their own ({fold(at)}), so each would wait alone"
     elif not at:
-        yield Unjudged((), f"it is not known which host recognises {addr} as its own")
+        yield Unjudged((), f"it is not known which host recognizes {addr} as its own")
     elif at != [first]:
         yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
     elif port == "0":

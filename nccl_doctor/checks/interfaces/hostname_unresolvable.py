@@ -158,12 +158,14 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
     if isinstance(kube.services, Unknown):
         summary = f"See with kubectl get service {service_name} whether there is a headless Service of that name."
         return (
-            f"the {service_name} Service might be missing, but nccl-doctor can't check: {kube.services.reason}",
+            f"the Service {quoted(service_name)} might be missing, but nccl-doctor can't check: {kube.services.reason}",
             Fix(summary=summary),
         )
     service = next((candidate for candidate in kube.services if candidate.name == service_name), None)
     if service is None:
-        return f"there is no Service named {service_name} in the {kube.namespace} namespace", _make(kube, service_name)
+        return f"there is no Service named {quoted(service_name)} in the namespace {quoted(kube.namespace)}", _make(
+            kube, service_name
+        )
     return _of(kube, service, pod_name) if "." in name else None
 
 
@@ -172,16 +174,20 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
     pod = next((candidate for candidate in kube.pods.values() if pod_name in (candidate.hostname, candidate.pod)), None)
     if not service.headless:
         summary = "Recreate the Service with clusterIP: None: only a headless Service gives pods DNS names."
-        return f"the {service.name} Service is not headless, so its pods have no DNS names", Fix(summary=summary)
+        return f"the Service {quoted(service.name)} is not headless, so its pods have no DNS names", Fix(
+            summary=summary
+        )
     if pod is not None and service.selector and not service.selector.items() <= pod.labels.items():
         chosen = ", ".join(f"{key}={value}" for key, value in service.selector.items())
         summary = "Give the Service's selector labels that the job's pods have."
         by = f"the {nouns(len(service.selector), 'label')} {chosen}"
-        return f"the {service.name} Service selects pods by {by}, which {pod.pod} does not have", Fix(summary=summary)
+        return f"the Service {quoted(service.name)} selects pods by {by}, which {pod.pod} does not have", Fix(
+            summary=summary
+        )
     if pod is not None and pod.unready and not service.early:
         commands = on(None, ServicePatch(service.name, kube.namespace))
         summary = "Have the Service publish DNS names before pods are ready, since ranks need the names to start:"
-        sentence = f"{pod.pod} is not ready, and the {service.name} Service gives DNS names only to ready pods"
+        sentence = f"{pod.pod} is not ready, and the Service {quoted(service.name)} gives DNS names only to ready pods"
         return sentence, pasted(summary, commands)
     return None
 

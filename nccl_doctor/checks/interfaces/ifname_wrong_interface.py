@@ -1,8 +1,8 @@
 """NCCL_SOCKET_IFNAME selects an interface on which the other hosts can't reach NCCL.
 
 What it means: NCCL listens on the first interface that NCCL_SOCKET_IFNAME matches, in the kernel's order, and
-advertises the address of this interface. If the interface is lo or a container bridge, or is in a network to which the
-other hosts are not connected, connections hang or fail with "Connection refused" or "No route to host". A frequent
+advertises the address of this interface. If the interface is lo or a container bridge, or is on a network that the
+other hosts are not connected to, connections hang or fail with "Connection refused" or "No route to host". A frequent
 cause is the value "^docker". A list with "^" replaces NCCL's default exclusions, so NCCL uses lo, which is the first
 interface. With the value "^docker0,lo", NCCL does not use lo.
 

@@ -109,6 +109,6 @@ def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[St
         facts={"pairs": [{"src": stall.src, "dst": stall.dst, "segment": stall.segment} for stall in stalls]},
         fix=f"Choose: lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} on all hosts to what the path "
         f"passes, {_lowered(view)} where the switches carry no jumbo frames, and 1450 or less inside a "
-        "tunnel; or raise it on what lies between (jumbo frames on the switches' ports). Let ICMP “fragmentation "
-        "needed” through.",
+        "tunnel; or raise it on what lies between (jumbo frames on the switches' ports). Let "
+        'ICMP "fragmentation needed" through.',
     )

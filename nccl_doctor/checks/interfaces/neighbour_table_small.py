@@ -83,7 +83,7 @@ def neighbour_table_small(view: View) -> Findings:
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
-"""Cache of the cluster's addresses in a set of subnets.
+"""Cache that maps each set of subnets to the cluster's addresses in these subnets.
 
 A key consists of the subnets and a flag, which is True if the host uses the resolver answers that all hosts share.
 """

@@ -1,7 +1,7 @@
 """Connections to another host get no answer.
 
-What it means: The packets are silently dropped by a firewall's DROP rule or a cloud's security group, or are routed
-into a network where no host answers.
+What it means: The packets are silently dropped by a firewall's DROP rule or a cloud's security group, or are routed to
+a network where no host answers.
 
 How we know: the log contains NCCL's "Connect to … failed : Connection timed out" or "exceeded timeouts", torch's errno
 110, or gloo's "timed out connecting". Each connection attempt takes about two minutes (net.ipv4.tcp_syn_retries).

@@ -12,7 +12,7 @@ world size needs. Each rank uses about six ports for itself (the bootstrap's lis
 all-to-all over the network, each rank needs two more ports for every other rank, one for listening and one for
 connecting:
 
-    ports of a host = ranks on the host * (6 + 2 * world size)
+    ports needed on a host = ranks on the host * (6 + 2 * world size)
 
 The diagnosis is a warning, because an all-reduce alone needs far fewer ports. An all-to-all among 256 hosts with 8
 ranks each exhausts Linux's default range of 28,232 ports (NVIDIA/nccl issue 1882).

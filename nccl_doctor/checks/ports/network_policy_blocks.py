@@ -23,7 +23,7 @@ from nccl_doctor.checks.view import Findings, View, apply, check, common_labels,
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.snapshot.surroundings import KubeFacts
-from nccl_doctor.text.hostlist import fold, grouped, listed
+from nccl_doctor.text.hostlist import fold, grouped, listed, quoted
 
 
 @check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
@@ -38,8 +38,8 @@ def network_policy_blocks(view: View) -> Findings:
         lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
         yield Finding(
             hosts=hosts,
-            message=f"The {listed(policies)} {words} in the {kube.namespace} namespace {drop} the job's connections "
-            f"{what} {fold(hosts)}.",
+            message=f"The {words} {listed(map(quoted, policies))} in the namespace {quoted(kube.namespace)} {drop} the "
+            f"job's connections {what} {fold(hosts)}.",
             evidence=tuple(
                 f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{ports_of(dials)}: {means}"
                 for (target, means), dials in lines.items()

@@ -81,8 +81,7 @@ def proxy_intercepts(view: View) -> Findings:
     who = f"The {listed(kinds)} {nouns(len(kinds), 'sidecar')} in" if kinds else "A proxy on or between"
     yield Finding(
         hosts=tuple(proxied),
-        message=f"{who} {fold(proxied)} accept{'s' * (len(kinds) < 2)} connections between the hosts in place of "
-        "the target host.",
+        message=f"{who} {fold(proxied)} accept{'s' * (len(kinds) < 2)} connections that are meant for other hosts.",
         evidence=(
             *(
                 f"{item.src} -> {item.dst}:{item.port}: accepted, although no process listens there"

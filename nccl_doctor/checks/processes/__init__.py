@@ -1,1 +1,1 @@
-"""Diagnoses of processes and limits."""
+"""Diagnoses of faults in processes and limits."""

@@ -6,14 +6,14 @@ of the time. If the ranks exceed the memory limit, the kernel kills a rank ("Kil
 the job step does not see all GPUs of the job, at least one rank has no GPU.
 
 How we know: the check starts a job step and determines how many CPUs a process of the step may use, from
-sched_getaffinity(2) and the CPU limit of the process's control group. As the memory limit, the check uses the lowest
-limit of the process's control group and its ancestor groups. The GPUs that nvidia-smi shows in the step are compared
-with those that `scontrol -d show job` lists for the node. The check's job step has no CPU binding, and gets all
-resources of the job on the node, like any step that srun starts without `--exact`. Less than one CPU or less than 2 GiB
-of memory per rank is reported as a warning. Less than 512 MiB of memory per rank is reported as an error, because
-loading torch and CUDA requires more memory. Outside Slurm, the memory limit of the container's or login session's
-control group is checked. With vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus
-Committed_AS) is also checked.
+sched_getaffinity(2) and the CPU limit of the process's control group. The check uses the lowest memory limit among the
+process's control group and the ancestors of that group. The GPUs that nvidia-smi shows in the step are compared with
+those that `scontrol -d show job` lists for the node. The check's job step has no CPU binding, and gets all resources of
+the job on the node, like any step that srun starts without `--exact`. Less than one CPU or less than 2 GiB of memory
+per rank is reported as a warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch
+and CUDA requires more memory. Outside Slurm, the memory limit of the container's or login session's control group is
+checked. With vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus Committed_AS) is
+also checked.
 
 Fix: request more resources with `--cpus-per-task=N`, `--mem=0` (all memory of a node) or `--gpus-per-node=N`. Repeat
 `--cpus-per-task` for srun, which has ignored sbatch's value since Slurm 22.05. For a container, raise `docker run
@@ -126,7 +126,7 @@ def _strict(names: list[str], has: int, ranks: int) -> Finding:
         hosts=tuple(names),
         message=f"With vm.overcommit_memory=2, processes on {fold(names)} can allocate only {has / GIB:.2g} GiB of "
         f"additional memory for {plural(ranks, 'rank')}. Torch and CUDA reserve more memory than they use and fail "
-        "with “Cannot allocate memory”.",
+        'with "Cannot allocate memory".',
         evidence=(f"CommitLimit less Committed_AS (/proc/meminfo): {has} bytes",),
         facts={"commit_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,

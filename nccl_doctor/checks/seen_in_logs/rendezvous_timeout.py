@@ -47,7 +47,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _begun(case: Case) -> Advice:
-    """Return the advice for a log that ends without a timeout while ranks are initialising NCCL."""
+    """Return the advice for a log that ends without a timeout while ranks are initializing NCCL."""
     facts, where = case.log.facts, rank_progress(case.log.facts)
     place = f" on {fold(facts.hosts)}" if facts.hosts else ""
     whole = not where.missing and facts.world_size is not None

@@ -145,7 +145,7 @@ _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 
 
 _STOPPED = re.compile(r"terminated with code [1-9]|MPI_ABORT was invoked|[Jj]ob step aborted")
-"""Messages that launchers print when they end the other ranks after a rank has failed."""
+"""Messages that launchers print when they terminate the other ranks after a rank has failed."""
 
 
 def _given_up(scene: Scene) -> list[Event]:
@@ -168,7 +168,7 @@ def _given_up(scene: Scene) -> list[Event]:
     return scene.events
 
 
-def _summarised(scene: Scene) -> list[Event]:
+def _summarized(scene: Scene) -> list[Event]:
     """Keep only the last row of torchrun's summary, which shows the process that failed first.
 
     If another line of the log reports an exit, drop all rows.
@@ -243,5 +243,5 @@ SIGNS = LogSigns(
     _advice,
     roles=frozenset({Role.GIVES_UP}),
     weigh=lambda _event, scene: Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT,
-    passes={PassStage.MEANING: _summarised, PassStage.GIVING_UP: _given_up, PassStage.CONSEQUENCES: _not_missed_for_it},
+    passes={PassStage.MEANING: _summarized, PassStage.GIVING_UP: _given_up, PassStage.CONSEQUENCES: _not_missed_for_it},
 )

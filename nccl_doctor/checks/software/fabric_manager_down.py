@@ -58,7 +58,7 @@ def fabric_manager_down(view: View) -> Findings:
         yield Finding(
             hosts=tuple(joining),
             message=f"GPUs on {fold(joining)} have not joined the NVLink fabric; until they do, CUDA fails with "
-            "“system not yet initialized” (802).",
+            '"system not yet initialized" (802).',
             evidence=("nvidia-smi: fabric.state is In Progress",),
             facts={"state": "In Progress"},
             fix="Wait a minute and check again. If they still have not joined, see the fabric manager's log "

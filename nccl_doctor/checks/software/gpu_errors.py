@@ -65,9 +65,9 @@ def gpu_errors(view: View) -> Findings:
         message = ""
         if gone:
             first = min(gone)
-            message = f"On {host.name}, nvidia-smi reports “{gone[first]}” for GPU {first}, so no job can use that GPU."
+            message = f'On {host.name}, nvidia-smi reports "{gone[first]}" for GPU {first}, so no job can use that GPU.'
         elif len(warned) == len(counted) and not logged:
-            message = f"On {host.name}, nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
+            message = f'On {host.name}, nvidia-smi warns about GPU {warned[0].index}: "{warned[0].warning}".'
         yield Finding(
             hosts=(host.name,),
             message=message or f"A GPU on {host.name} is faulty or needs a reset: {_fault(logged, gpu_health)}.",

@@ -49,7 +49,7 @@ SMALL = 1200  # bytes of a segment that passes wherever IPv6's smallest MTU (128
 def find_stalls(
     sessions: list[ProbeSession], targets: dict[str, list[plan.DialTarget]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
-    """Return the pairs of hosts between which large packets are lost although connections succeeded."""
+    """Return the pairs of hosts between which large packets are lost even though connections succeed."""
     names = [session.node.name for session in sessions]
     chosen: dict[str, list[plan.DialTarget]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):

@@ -191,7 +191,7 @@ def own_networks(source: HostFacts) -> Iterator[inet.Network]:
 
 @dataclass(frozen=True)
 class Rails:
-    """The interfaces that NCCL and gloo use on a host. The interfaces of gloo are in the configured order."""
+    """The interfaces that NCCL and gloo use on a host. gloo's interfaces are in the configured order."""
 
     nccl: tuple[Chosen, ...] = ()
     gloo: tuple[Chosen, ...] = ()

@@ -106,7 +106,7 @@ def _halves(group: TrialGroup) -> tuple[TrialGroup, TrialGroup]:
 
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
-"""Time limit in seconds for one group; NCCL needs time to initialise GPUs and detect the topology."""
+"""Time limit in seconds for one group; NCCL needs time to initialize GPUs and detect the topology."""
 ANSWER_S = 5.0  # time for an answer that needs no work; the end of all trials is one such request
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 """Size in bytes of the largest message (enough for full-size packets), and time in seconds for all messages."""

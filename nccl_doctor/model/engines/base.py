@@ -66,7 +66,7 @@ class Engine:
         return 0
 
     def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """Return a phrase for where commands run, such as ``the docker container "train"``, or "" for the host."""
+        """Return a phrase for where commands run, such as ``the Docker container "train"``, or "" for the host."""
         return ""
 
     def cluster_words(self, cluster: Cluster) -> OptionWords:  # noqa: ARG002 - as others need it

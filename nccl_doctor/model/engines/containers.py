@@ -33,13 +33,14 @@ class InsideOptions:
 
     @property
     def place(self) -> str:
-        """A phrase for where commands run, such as ``the docker container "train"``, or "" for the host itself."""
+        """A phrase for where commands run, such as ``the Docker container "train"``, or "" for the host itself."""
         if self.runtime is None:
             return ""
         if self.runtime == "enter":
             return f"the namespaces of process {self.name}"
+        title = self.runtime if self.runtime == "nerdctl" else self.runtime.capitalize()
         kind = "instance" if self.runtime == "apptainer" else "container"
-        return f'the {self.runtime} {kind} "{self.name}"'
+        return f'the {title} {kind} "{self.name}"'
 
 
 class ContainerEngine(Engine):

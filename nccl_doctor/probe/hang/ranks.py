@@ -1,4 +1,4 @@
-"""Functions that find a host's ranks, and launchers without ranks, such as a torchrun that waits for nodes.
+"""Functions that find a host's ranks, and launchers without ranks, such as a torchrun that is still waiting for nodes.
 
 Child processes of a rank, such as data loaders, inherit the rank's environment variables. A wrapper script that starts
 the rank might also have these environment variables. The topmost Python process with a rank's environment variables is

@@ -51,7 +51,7 @@ class RankFiles(NamedTuple):
     def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
         """Connect to a Unix socket on which the rank listens.
 
-        Raise OSError if another process listens on the socket.
+        Raise OSError if a process other than the rank is listening on the socket.
         """
         descriptor = self._look(path, stat.S_IFSOCK)
         os.fchdir(self.own)

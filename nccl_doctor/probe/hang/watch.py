@@ -172,7 +172,7 @@ class Watch:
 def _safe(version: str) -> bool:
     """Return whether a job with this NCCL version may be queried over RAS.
 
-    Before NCCL 2.27.3, a query during startup might crash the job.
+    Before NCCL 2.27.3, a query during startup could crash the job.
     """
     return _numbers(version) >= (2, 27, 3)
 

@@ -38,7 +38,7 @@ The kernel closes sockets without a process after a timeout.
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """Numbers of the pidfd_send_signal and pidfd_open system calls.
 
-The numbers of both system calls are the same on all architectures except Alpha.
+Each of these numbers is the same on all architectures except Alpha.
 """
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"

@@ -3,13 +3,13 @@
 This file is never imported as a module.
 
 The program runs in the same Python interpreter as training, and does not use CUDA before the fork, because forked
-processes can't re-initialise CUDA (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Each
+processes can't re-initialize CUDA (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Each
 order is one line of JSON that starts all ranks of one all-reduce on this host. Events are written to stdout, each
 preceded by a marker. Each rank reports every stage that it reaches, so the last reported stage shows where a rank
 hangs.
 
 The first stages are "started" (the Python interpreter is running), "torch" (torch is imported), "store" (the master's
-TCPStore answers) and "group" (the process group is initialised). The remaining stages are "allreduce" (the first
+TCPStore answers) and "group" (the process group is initialized). The remaining stages are "allreduce" (the first
 all-reduce returned the correct sum), "sizes" (all sizes have been measured) and "done" (the process group has been
 destroyed).
 

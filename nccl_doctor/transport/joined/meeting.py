@@ -51,7 +51,7 @@ class _Pending:
 
 
 class Meeting:
-    """A listener that accepts the nodes of a job.
+    """A listener that accepts connections from the nodes of a job.
 
     Args:
         listener: the listening socket.

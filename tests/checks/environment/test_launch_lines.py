@@ -255,7 +255,7 @@ def test_a_line_of_a_documentation_is_right(line: str, hosts: int) -> None:
         ("python train.py --devices 0,8", 1, "asks for GPU 8"),
         ("deepspeed --no_ssh --master_addr 10.0.0.1 train.py", 2, "--no_ssh is given without --node_rank"),
         (f"{C10D} --rdzv_endpoint=10.0.0.1:29500 --local-addr=localhost t.py", 2, "connect to that host itself"),
-        (f"{C10D} --rdzv_endpoint=10.9.9.9:29500 t.py", 2, "No host recognises 10.9.9.9 as its own"),
+        (f"{C10D} --rdzv_endpoint=10.9.9.9:29500 t.py", 2, "No host recognizes 10.9.9.9 as its own"),
     ],
 )
 def test_a_line_that_is_like_it_and_wrong_is_named(line: str, hosts: int, said: str) -> None:

@@ -31,7 +31,8 @@ def check(
         options.of_run(
             "--mesh",
             metavar="auto|full|none",
-            help="Pairs of hosts to test; auto means all pairs of up to 128 hosts, or a sample with more hosts.",
+            help="Pairs of hosts to test; auto tests all pairs of up to 128 hosts, and a sample of the pairs of more "
+            "hosts.",
         ),
     ] = "auto",
     rate: options.RateOption = False,

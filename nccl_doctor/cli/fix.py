@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 of_fix = typer.Option
 AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password if sudo requires it on a host.")]
-Yes = Annotated[bool, of_fix("-y", "--yes", help="Run all commands without asking, except those that end a process.")]
+Yes = Annotated[
+    bool, of_fix("-y", "--yes", help="Run all commands without asking, but do not run commands that end a process.")
+]
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ class _Fix:
         elif self._wanted.yes and not safe:
             why = "Nothing was run: --yes runs no disruptive command; without --yes, fix asks about each command."
         elif not self._wanted.yes and not sys.stdin.isatty():
-            why = "Nothing was run: there is no terminal to ask on. --yes runs the safe commands."
+            why = "Nothing was run: there is no terminal to ask on. --yes runs all commands that end no process."
         if why:
             self._out.show(document.model_copy(update={"note": " ".join(filter(None, (document.note, why)))}))
             return None

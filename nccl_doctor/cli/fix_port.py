@@ -61,7 +61,11 @@ class PortOptions:
         ),
     ] = None
     kill: Annotated[
-        bool, typer.Option("--kill", help="End the whole job that holds the port, with SIGTERM and then SIGKILL.")
+        bool,
+        typer.Option(
+            "--kill",
+            help="End all processes of the job that holds the port, on all hosts, with SIGTERM and then SIGKILL.",
+        ),
     ] = False
     force: Annotated[
         bool,
@@ -131,7 +135,7 @@ def fix_port(
     quiet: options.Quiet = False,
     show_secrets: options.ShowSecrets = False,
 ) -> None:
-    """Find the process that holds a port after "Address already in use", end it, or print a free port."""
+    """After "Address already in use", show the process that holds the port, end its job, or print a free port."""
     out = Out("fix-port", form_of("fix-port", output, output_file), output_file, quiet=quiet, show_secrets=show_secrets)
     finish(out, lambda: run(wanted, out))
 

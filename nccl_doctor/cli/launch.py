@@ -54,7 +54,10 @@ def launch(
     ] = False,
     diagnostics: Annotated[
         bool,
-        typer.Option("--diagnostics", help="Run NCCL's own diagnostics when the job starts (NCCL 2.31 and later)."),
+        typer.Option(
+            "--diagnostics",
+            help="Set NCCL_RUN_DIAGNOSTICS, with which NCCL 2.31 and later tests GPUs and links when the job starts.",
+        ),
     ] = False,
     preflight: Annotated[
         bool,

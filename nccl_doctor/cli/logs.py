@@ -28,8 +28,8 @@ Tee = Annotated[
     bool,
     typer.Option(
         "--tee",
-        help="Copy the log unchanged, including secrets, to stdout. If -o prints another format than human on "
-        "stdout, copy the log to stderr.",
+        help="Copy the log unchanged, including secrets, to stdout, or to stderr if a report in a format other than "
+        "human goes to stdout.",
     ),
 ]
 Summary = Annotated[

@@ -179,7 +179,11 @@ SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for t
 Sudo = Annotated[bool, of_hosts("--sudo", help="Read firewall rules with sudo -n, which never asks for a password.")]
 NoSmoke = Annotated[bool, of_run("--no-smoke", help="Skip the all-reduce.")]
 NoDiagnostics = Annotated[
-    bool, of_run("--no-diagnostics", help="Run the all-reduce without NCCL's own diagnostics (NCCL 2.31 and later).")
+    bool,
+    of_run(
+        "--no-diagnostics",
+        help="Do not set NCCL_RUN_DIAGNOSTICS, with which NCCL 2.31 and later tests GPUs and links at the start.",
+    ),
 ]
 RateOption = Annotated[
     bool,
@@ -317,7 +321,8 @@ class ServerOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(SERVERS),
-            help="Engine that will run on the hosts; check tests the address that it advertises, and launch starts it.",
+            help="Engine that will run on the hosts. check and fix test the address that the engine advertises, ifname "
+            "shows this address, and launch prints the commands that start the engine.",
             autocompletion=completing(*SERVERS),
         ),
     ] = None
@@ -503,7 +508,8 @@ class JoinOptions:
         of_join(
             "--token-file",
             metavar="FILE",
-            help="File with the secret that all nodes of the job share (default: the variable NCDOCTOR_TOKEN).",
+            help="File that contains the secret that all nodes of the job share. Without this option, the secret is "
+            "the value of the variable NCDOCTOR_TOKEN.",
         ),
     ] = None
     join_timeout: Annotated[float, of_join("--join-timeout", help="Time limit for all nodes to join.", **_SECONDS)] = (

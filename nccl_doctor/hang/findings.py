@@ -214,7 +214,7 @@ def _at_work(rank: ObservedRank) -> str:
         return ""
     seconds = rank.interval_s
     looked = f"The rank was observed for only {seconds:.0f} s" if seconds >= 1 else "The rank was observed only once"
-    return f" {looked} and may still be working; use --interval {_longer(seconds)} to observe it for longer."
+    return f" {looked} and might still be working; use --interval {_longer(seconds)} to observe it for longer."
 
 
 def _advice(rank: ObservedRank) -> str:
@@ -226,7 +226,10 @@ def _advice(rank: ObservedRank) -> str:
         )
     if rank.place is not None and rank.place.called and rank.place.kind is Activity.LOADER:
         state = f" Its worker {workers[0].pid} is in state {workers[0].state}." if workers else ""
-        return f"Its data loader returns no batch.{state} Check what its workers read, and try num_workers=0."
+        return (
+            f"The rank's data loader returns no batch.{state} Check what the loader's workers read, and try "
+            "num_workers=0."
+        )
     return "Look at that line: the other ranks wait until this rank reaches their collective."
 
 

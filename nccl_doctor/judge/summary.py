@@ -21,7 +21,7 @@ from nccl_doctor.judge.remedies import can_be_run
 from nccl_doctor.launch.line import LaunchLine, line_to_judge, own_lines, pasteable
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
-from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
+from nccl_doctor.model.finding import CheckResult, Consequence, Diagnosis, Outcome, Severity
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import (
     AllReduceReport,
@@ -230,6 +230,8 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 """Rows of the summary, each with categories of checks; a check can select another row (``Check.row``)."""
 
+NAMED_BY_TEXT = ("access", "firewall", "all-reduce")
+"""Rows whose text names the faults."""
 OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "ok"}
 
 
@@ -270,7 +272,8 @@ def rows(
             gravest = max((each.severity for each in data or causes), key=lambda s: s.rank, default=Severity.ERROR)
             follows = all(check.code in consequences for check in hits)
             names = ", ".join(dict.fromkeys(each.name for each in causes))
-            why = _why(row, text, data, gravest) if not follows else f"{text} (follows from {names})".lstrip()
+            faults = [effect for each in causes for effect in each.explains if effect.code in codes]
+            why = f"{_effects(row, faults) or text} (caused by {names})" if follows else _why(row, text, data, gravest)
             yield Row(name=row, outcome=OUTCOMES[gravest], text=why or text)
         elif gaps:
             yield Row(name=row, outcome="unknown", text=gaps[0].reason or "")
@@ -294,14 +297,23 @@ def _why(row: str, text: str, diagnoses: Sequence[Diagnosis], gravest: Severity)
 
     The phrase is empty if the row's text already names the faults, or if all diagnoses have the severity INFO.
     """
-    if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
+    if row in NAMED_BY_TEXT or gravest is Severity.INFO:
         return ""
     grave = [fault for fault in diagnoses if fault.severity is not Severity.INFO and not entry(fault.name).row_suffices]
     phrases = [fault.details.phrase for fault in grave if fault.details.phrase]
-    hosts = grouped((entry(fault.name).phrase, fault.hosts) for fault in grave if not fault.details.phrase)
-    faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())
+    faults = _phrases([fault for fault in grave if not fault.details.phrase])
     stays = row == "processes" or (row == "rate" and not phrases)
     return "; ".join(filter(None, (text if stays else "", *phrases, *faults)))
+
+
+def _effects(row: str, effects: Sequence[Consequence]) -> str:
+    """Return a phrase for the consequences in a row, or an empty string if the row's text already names them."""
+    return "" if row in NAMED_BY_TEXT else "; ".join(_phrases(effects))
+
+
+def _phrases(faults: Sequence[Diagnosis | Consequence]) -> Iterator[str]:
+    hosts = grouped((entry(fault.name).phrase, fault.hosts) for fault in faults)
+    return (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())
 
 
 class _Texts:
@@ -315,7 +327,7 @@ class _Texts:
     def coverage(self) -> str:
         """Text that states how many hosts were checked; empty if all hosts were checked."""
         hosts = self._snapshot.hosts
-        return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
+        return "" if len(self.facts) == len(hosts) else f"{len(self.facts)} of {len(hosts)} hosts checked"
 
     def of(self, row: str) -> str:
         """Return the text for a row, or an empty string if the row has no text."""
@@ -411,7 +423,7 @@ class _Texts:
         if hidden:
             parts.append(f"rules not readable on {fold(hidden)}")
         if free:
-            parts.append("none elsewhere" if parts else "no rules on any host")
+            parts.append("none elsewhere" if parts else "no rules" if self.coverage else "no rules on any host")
         return "; ".join(parts)
 
     def _processes(self) -> str:

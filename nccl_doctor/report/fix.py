@@ -121,7 +121,7 @@ def _by_hand(left: Sequence[ByHand], screen: Screen) -> Iterator[str]:
             if pasteable(command):
                 yield f"      {f'{fold(names)}: ' if names else ''}{command}"
     if len(shown) < len(left):
-        yield f"  … and {len(left) - len(shown)} more; -v shows them"
+        yield f"  … and {len(left) - len(shown)} more (shown with -v)"
 
 
 def question(steps: Sequence[Step]) -> str:

@@ -93,7 +93,7 @@ def diagnosis(diagnosis: Diagnosis, screen: Screen) -> Iterator[str]:
         on = f" on {hosts}" if hosts else ""
         yield from wrap(f"Same cause: {message} ({code} {name}{on})", screen.prose, "  ", "    ")
     if most < len(follows):
-        yield f"  … and {len(follows) - most} more; -v shows them"
+        yield f"  … and {len(follows) - most} more (shown with -v)"
     yield from _fix(diagnosis.fix, screen)
 
 
@@ -135,7 +135,7 @@ def _evidence(diagnosis: Diagnosis, screen: Screen) -> Iterator[str]:
             label, text = (f"    {labelled[1]:<6}  ", labelled[2]) if labelled else ("    ", item)
             yield from wrap(text, screen.prose, label, None if labelled else "      ")
     if len(shown) < len(diagnosis.evidence):
-        yield f"    … and {len(diagnosis.evidence) - len(shown)} more; -v shows them"
+        yield f"    … and {len(diagnosis.evidence) - len(shown)} more (shown with -v)"
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:

@@ -192,7 +192,7 @@ def test_where_one_host_or_none_was_reached_nobody_says_ok_for_the_others(make_l
     assert said["all-reduce"] == "skip needs every host; not reached: node[2-3]"
     well = {name: row for name, row in said.items() if row.startswith("ok ")}
     assert well.keys() == {"software", "processes", "limits"}
-    assert all(row.endswith("on 1 of 3 hosts") for row in well.values()), well
+    assert all(row.endswith("1 of 3 hosts checked") for row in well.values()), well
     stop_sshd(lab.hosts[0])
     assert "Connection refused" in ssh(lab, "node1")
     shown = lab.controller.run("nccl-doctor check hosts.yaml", check=False)

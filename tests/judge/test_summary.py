@@ -75,7 +75,7 @@ def test_a_row_says_on_how_many_hosts_was_looked() -> None:
     away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
     patch = {"hosts": {"node2": away, "node3": away}, "mesh": {"$unknown": "fewer than two hosts were reached"}}
     seen = rows({**patch, "smoke": {"$skipped": "needs every host"}})
-    assert seen["limits"] == ("ok", "on 1 of 3 hosts")
+    assert seen["limits"] == ("ok", "1 of 3 hosts checked")
     assert seen["ports"] == ("unknown", "fewer than two hosts were reached")
 
 
@@ -160,7 +160,7 @@ def test_a_row_that_only_suffers_says_so() -> None:
     }
     assert rows({"hosts": {"node1": taken}, "smoke": smoke})["all-reduce"] == (
         "error",
-        "failed (follows from port-in-use)",
+        "failed (caused by port-in-use)",
     )
 
 

@@ -93,7 +93,7 @@ def test_many_lines_of_evidence_are_cut() -> None:
     report = healthy().model_copy(
         update={"diagnoses": (UNREACHABLE.model_copy(update={"evidence": tuple(f"line {n}" for n in range(25))}),)}
     )
-    assert "    line 9\n    … and 15 more; -v shows them\n" in screen(report)
+    assert "    line 9\n    … and 15 more (shown with -v)\n" in screen(report)
     assert "    line 24\n" in screen(report, verbose=True)
 
 
@@ -118,7 +118,7 @@ def test_a_logs_path_is_given_once() -> None:
 def test_many_consequences_are_cut() -> None:
     explains = tuple(Consequence(code=f"NCD70{n}", name="x", hosts=(), message=f"Effect {n}.") for n in range(5))
     report = healthy().model_copy(update={"diagnoses": (FIREWALL.model_copy(update={"explains": explains}),)})
-    assert "  Same cause: Effect 2. (NCD702 x)\n  … and 2 more; -v shows them\n" in screen(report)
+    assert "  Same cause: Effect 2. (NCD702 x)\n  … and 2 more (shown with -v)\n" in screen(report)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ How we know: on each host, `check` reads the environment variables and the host'
 route to 8.8.8.8 (without sending packets). From this information, `check` determines which address the installed
 version of each engine will choose. If an engine is named (--engine, or engine: in the hosts file), the other hosts
 connect to the address that this engine advertises, and a wrong address is reported as an error. Engines that are not
-named are checked if they are installed or if their variables are set, and their wrong addresses are reported only as
-notes. Typical messages in a log are vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1 unique IP
-addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and ZMQ's "Cannot assign requested address
-(addr='tcp://…')" for an address that the host does not have.
+named are checked if they are installed or if their variables are set, and their wrong addresses are reported only with
+the severity "info". Typical messages in a log are vLLM's "Every node should have a unique IP address. Got 2 nodes … and
+1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and ZMQ's "Cannot assign
+requested address (addr='tcp://…')" for an address that the host does not have.
 
 Fix: give every host its own address on the job's network. For vLLM, set VLLM_HOST_IP to a different address on each
 host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP. For NIXL, set

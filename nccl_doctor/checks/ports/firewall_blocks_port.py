@@ -9,10 +9,11 @@ connection failed. The kernel's firewall rules on both hosts (nftables, iptables
 evaluated for the packets of this connection and for the replies. The report names the first rule that blocks the
 packets, and shows the values of this rule's counter before and after the test connections.
 
-Fix: run the commands in the report. The commands allow connections from the cluster's own addresses to the master port
-and to the ports that NCCL and gloo get from the kernel (`net.ipv4.ip_local_port_range`). The commands use the tool that
-manages the host's rules: firewalld, ufw, nftables or iptables. It is safe to run the commands more than once. Do not
-disable the firewall, because it protects the hosts from all other machines.
+Fix: run the commands in the report. The commands allow connections from the cluster's own addresses. With firewalld,
+the addresses are added to the trusted zone, in which all ports are open. With ufw, nftables and iptables, the commands
+open only the master port and the ports that NCCL and gloo get from the kernel (`net.ipv4.ip_local_port_range`). The
+commands use the tool that manages the host's rules: firewalld, ufw, nftables or iptables. It is safe to run the
+commands more than once. Do not disable the firewall, because it protects the hosts from all other machines.
 
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """

@@ -225,7 +225,9 @@ def _finding(
     shown = set(dials)
     gaps = [gap for gap in view.dials.firewall.gaps if gap.dial in shown]
     unread = (ends - judged) | (ends & {name for gap in gaps for name in gap.hosts})
-    rules = f"of {fold(sorted(unread))} could not be judged" if unread else "of both ends let these connections through"
+    rules = (
+        f"of {fold(sorted(unread))} could not be judged" if unread else "of both ends do not block these connections"
+    )
     evidence.append(f"the firewall rules {rules}")
     unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
     evidence += [f"this rule on {name} may be the cause: {rule}" for name, rule in unclear]

@@ -1,14 +1,14 @@
-"""A GPU has reported uncorrected memory errors, or its driver has logged errors (Xid) in the last day.
+"""A GPU has reported uncorrected memory errors or needs a reset, or its driver has logged errors (Xid) in the last day.
 
 What it means: the job might fail with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch
 failure". A collective might hang because a rank whose GPU fell off the bus (Xid 79) never joins the collective.
 
 How we know: nvidia-smi reports uncorrected ECC errors since the driver was loaded, or memory rows whose remapping is
-pending or has failed. Instead of values, nvidia-smi might print error strings such as ERR!, "[GPU is lost]", "[GPU
-requires reset]" or "[Unknown Error]". The kernel log is searched for Xid messages of the last day. If the user has no
-permission to read the kernel log (`kernel.dmesg_restrict`), only nvidia-smi's output is evaluated. Xids 13, 31, 43, 45,
-68 and 69 are ignored, because they show a bug in a program, not a faulty GPU. Errors are ignored if the driver later
-reported that the GPU had recovered (Xid 154, "to 0x0").
+pending or has failed. The diagnosis is also made if nvidia-smi prints an error such as ERR!, "[GPU is lost]", "[GPU
+requires reset]" or "[Unknown Error]" instead of a value. The kernel log is searched for Xid messages of the last day.
+If the user has no permission to read the kernel log (`kernel.dmesg_restrict`), only nvidia-smi's output is evaluated.
+Xids 13, 31, 43, 45, 68 and 69 are ignored, because they show a bug in a program, not a faulty GPU. Errors are ignored
+if the driver later reported that the GPU had recovered (Xid 154, "to 0x0").
 
 Fix: to complete pending remappings, reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot the host. A GPU with
 new errors after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.

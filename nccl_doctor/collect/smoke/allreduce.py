@@ -72,8 +72,9 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
     if isinstance(mesh, Mesh) and mesh.failed:
         lost = {entry.dst for entry in mesh.lost_connections if entry.by_port}
         closed = {dial.dst for dial in mesh.failed} - lost
+        where = fold(closed or lost)
         return skipped(
-            f"not run: {'ports are closed on' if closed else 'connections are lost to'} {fold(closed or lost)}"
+            f"not run: {f'ports on {where} were not reached' if closed else f'connections to {where} are lost'}"
         )
     return None
 

@@ -255,7 +255,7 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Redirect stdout to /dev/null after the reader of stdout (such as a pager) has exited or the disk is full."""
+    """Redirect stdout to /dev/null once the reader of stdout (such as a pager) has exited or the disk has filled up."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -3,7 +3,7 @@
 Only one run at a time tests ports, measures rates or runs an all-reduce on a host.
 
 Each host grants its turn to one run at a time (probe/turn.py). A run needs the turns of all its hosts at the same time,
-so two runs that each had some of the turns would deadlock. To avoid a deadlock, the run that began later gives back its
+so two runs that each had some of the turns would deadlock. To avoid a deadlock, the run that began later gives up its
 turns, and the earlier run waits, as in the wait-die scheme (Rosenkrantz, Stearns and Lewis 1978). Runs are ordered by
 start time and a random number, so all runs agree on the order even if their clocks differ.
 """

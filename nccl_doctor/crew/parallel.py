@@ -273,7 +273,7 @@ set another limit.
 """
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 LookAtHost = Callable[[ProbeSession, float], None]
-"""A function that queries a host within a fraction of the time limit.
+"""A function that queries a host and is given only a part of the whole time limit.
 
 A NoAnswerError means that more time might help.
 """

@@ -267,7 +267,7 @@ class RasView:
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
-    """Return the report of NCCL's RAS about the job, or None if no answer names a process of the job."""
+    """Return NCCL RAS's report on the job, or None if no answer names a process of the job."""
     by_pid = _pids(snapshot, ranks)
     answers = [answer for answer in _answers(snapshot) if _ours(answer, ranks)]
     if not answers:

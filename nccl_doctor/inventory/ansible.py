@@ -328,7 +328,7 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
 
 
 def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> AnsibleVariables:
-    """Return the variables in a mapping that configure the connection to a host."""
+    """Return those variables in a mapping that configure the connection to a host."""
     chosen = ((name, *keys[name]) for name in keys if name in WANTED)
     return {name: Sourced(as_text(value, name), place.noted(note)) for name, place, value in chosen}
 

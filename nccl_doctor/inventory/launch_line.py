@@ -21,7 +21,7 @@ If a launch command sets variables in ``PLACES``, their values are checked toget
 
 
 def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[str]) -> Cluster:
-    """Return the cluster with the launch command ``words`` and the command's variables, script and server.
+    """Return the cluster after adding the launch command ``words`` and its variables, script and server.
 
     ``reader`` builds the cluster from the hosts, given additional environment variables.
     """

@@ -39,7 +39,7 @@ def can_be_run(diagnosis: Diagnosis, snapshot: Snapshot) -> bool:
 
 
 def _idle(variables: Mapping[str, str], host: Host) -> bool:
-    """Return whether the variables only name the interface that Gloo chooses on the host by default."""
+    """Return whether the variables name only the interface that Gloo would choose on the host by default."""
     devices = gloo_devices_of(host)
     if variables.keys() != {GLOO_SOCKET_IFNAME} or not isinstance(devices, tuple):
         return False

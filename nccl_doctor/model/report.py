@@ -119,7 +119,7 @@ class MachineLoad(FrozenModel):
 
 
 class Load(FrozenModel):
-    """The load of the controller and of the hosts.
+    """The load on the controller and on the hosts.
 
     A high load might be the reason why hosts answer late.
 

@@ -191,7 +191,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> ChoiceF
         if standing.causes == {LossCause.LOOPBACK}:
             why = "the loopback interface, which no other host can reach"
         elif LossCause.OWN_ADDRESS in standing.causes:
-            why = "which is also an address of other hosts, so each host would connect to itself"
+            why = "whose address other hosts also have, so each host would connect to itself"
         problem = f"will use {chosen.name} ({chosen.address}), {why}"
         better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
         lets_through = better in {use.name for use in side.choice.net_socket}

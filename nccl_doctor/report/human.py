@@ -351,7 +351,10 @@ _READ = {
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Return the screen of ``hang``. With ``--quiet``, the screen contains only diagnoses and an unknown verdict."""
+    """Return the terminal output of ``hang``.
+
+    With ``--quiet``, the screen contains only diagnoses and an unknown verdict.
+    """
     screen = Screen.of(options)
     blocks = [list(diagnosis(item, screen)) for item in reversed(report.diagnoses)]
     if not options.quiet:

@@ -195,7 +195,7 @@ HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 class Snapshot(Observed):
     """Snapshot of a run.
 
-    The parts of a snapshot are checked for consistency, also when the snapshot is read from a file.
+    The parts of a snapshot are checked for consistency, even when the snapshot is read from a file.
     """
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")

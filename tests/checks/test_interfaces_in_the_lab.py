@@ -59,7 +59,7 @@ def test_bridges_of_containers(fresh_lab: Lab) -> None:
     is_healthy(check(fresh_lab))  # there, and not chosen
     wrong = everywhere(NCCL_SOCKET_IFNAME="docker0")
     found = fires_and_what_is_printed_ends_it(fresh_lab, "ifname-wrong-interface", ALL, wrong)
-    assert "which is also an address of other hosts" in found["message"]
+    assert "whose address other hosts also have" in found["message"]
     several = everywhere(NCCL_SOCKET_IFNAME="eth,docker")
     fires_and_what_is_printed_ends_it(fresh_lab, "ifname-ambiguous", ALL, several)
     fault("compose-bridge")(fresh_lab, fresh_lab.host("node2"))

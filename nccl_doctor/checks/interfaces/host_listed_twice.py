@@ -1,7 +1,7 @@
 """A machine is listed twice in the hosts file under two different addresses.
 
 What it means: the job has one more node than there are machines. If the machine has GPUs, both nodes use the same GPUs,
-and NCCL ends with "Duplicate GPU detected". If the machine has no GPUs, the ranks of both nodes share its cores and
+and NCCL fails with "Duplicate GPU detected". If the machine has no GPUs, the ranks of both nodes share its cores and
 NIC, and both nodes might need the master port.
 
 How we know: two entries of the hosts file lead to the same boot ID and to the same interface addresses. If both entries

@@ -23,7 +23,7 @@ from nccl_doctor.text.inet import is_loopback
 
 @check(
     "NCD202",
-    phrase="master address is not the first host's",
+    phrase="wrong master address",
     severity=Severity.ERROR,
     needs=("resolution", "interfaces"),
     explains=("port-unreachable", "port-in-use", MASTER),

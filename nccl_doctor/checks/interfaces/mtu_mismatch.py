@@ -94,7 +94,7 @@ def _packets(mtu: int) -> str:
 
 
 def _uneven_halves(view: View, host: str) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Yield the two interfaces of each RDMA port, with their MTUs, if the MTUs differ.
+    """Yield the network interfaces of the two halves of each RDMA port, with their MTUs, if the MTUs differ.
 
     A port has two interfaces if its chip is connected over two PCIe links, as on a GB10. The interface with the smaller
     MTU is first.

@@ -98,7 +98,7 @@ class CommonNames:
                 self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
-        """Return a host's resolutions as differences from the final common table."""
+        """Return how a host's name resolution differs from the table that all hosts share in the end."""
         if isinstance(names, Unknown):
             return names
         asked, last = self._asked[name][0], self.common

@@ -1,4 +1,4 @@
-"""Samples a running job on all its hosts simultaneously, as often as requested, and parses the answers.
+"""Samples a running job on all its hosts simultaneously, as often as requested, and parses the results.
 
 This machine's py-spy program is sent to the hosts. If a host can't run this program, no other program is downloaded.
 The py-spy wheel for Linux contains a statically linked program, which runs on every Linux system of the same

@@ -36,7 +36,10 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: TrialGroup, attempt: TryGroups) -> IsolationReport:
-    """Find the fault among at least three hosts that failed together. ``attempt`` may raise :class:`NoTimeError`."""
+    """Find the fault that made at least three hosts fail together.
+
+    ``attempt`` may raise :class:`NoTimeError`.
+    """
     search = _Search(attempt)
     try:
         pair = search.failing_pair(hosts)

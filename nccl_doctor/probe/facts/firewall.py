@@ -277,7 +277,7 @@ Chain = Dict[str, str]  # as nft's JSON describes it; a chain without a "hook" i
 
 
 def _lacks_nf_tables() -> bool:
-    """Return whether the kernel has nf_tables only as a module that is not loaded, and so has no rules of nftables.
+    """Return whether the kernel has nf_tables only as a module that is not loaded, and so has no nftables rules.
 
     The first request of nft or of iptables-nft would load the module (``nfnetlink_rcv_msg`` in
     net/netfilter/nfnetlink.c).

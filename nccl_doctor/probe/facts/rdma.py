@@ -1,4 +1,4 @@
-"""RDMA devices, their GIDs, counters and PCIe links, from files in /sys that need no root privileges."""
+"""RDMA devices, their GIDs, counters and PCIe links, from files in /sys that can be read without root privileges."""
 
 from __future__ import annotations
 

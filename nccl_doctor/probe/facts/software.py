@@ -102,7 +102,9 @@ class Interpreter:
         return self._failure
 
     def decide(self, library: str | None) -> None:
-        """Set the path of the libnccl to query, or None if there is no libnccl.
+        """Set the path of the libnccl to query.
+
+        The path is None if there is no libnccl.
 
         This method must be called exactly once, even if :meth:`torch` fails.
         """

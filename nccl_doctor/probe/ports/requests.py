@@ -33,7 +33,7 @@ from nccl_doctor.probe.tools import Unavailable, port_range, read
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
 """TCP states in which a socket might no longer belong to a process.
 
-The kernel closes sockets without a process after a timeout.
+After a timeout, the kernel closes sockets that no longer belong to a process.
 """
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """Numbers of the pidfd_send_signal and pidfd_open system calls.

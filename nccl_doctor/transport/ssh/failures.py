@@ -175,7 +175,7 @@ def host_key_unknown(
         via=target.via,
         known_hosts_line=line,
     )
-    detail = "presented a host key that is in no known_hosts file"
+    detail = "presented a host key that is not in any known_hosts file"
     evidence = (f"{key_type} {fingerprint}",) if fingerprint else ()
     return AccessError(access.HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
 

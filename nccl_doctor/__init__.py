@@ -7,8 +7,8 @@ How ``nccl-doctor check hosts.yaml`` works:
    and sends requests (``Contract`` in crew/answers.py).
 3. In the facts phase, probe/facts/ collects facts, which collect/facts/host_facts.py parses into ``HostFacts``
    (snapshot/hosts.py).
-4. In the mesh phase, all hosts connect to each other (collect/mesh/, probe/mesh/). Concurrent runs take turns
-  (collect/turns.py).
+4. In the mesh phase, all hosts connect to each other (collect/mesh/, probe/mesh/). If several runs test the same hosts,
+   the runs take turns (collect/turns.py).
 5. In the rate and smoke phases, the hosts exchange data at full speed and run an all-reduce (collect/mesh/rate.py,
    collect/smoke/, probe/smoke/).
 6. During the mesh and rate phases, and after the smoke phase, ``Judge.questions`` in judge/diagnose.py returns

@@ -14,7 +14,9 @@ FaultKey = tuple[str, str]
 
 
 def compared(ran: FixReport, after: Report) -> FixReport:
-    """Add the outcome of each diagnosis that had a step, and all new diagnoses, to the report on a run.
+    """Add the outcome of each diagnosis for which a step was run to the report on a run.
+
+    Also add the warnings and errors that are new or still exist.
 
     A diagnosis counts as fixed on a host if the follow-up check passes on the host. If the follow-up check can no
     longer evaluate the host, the outcome is unknown.

@@ -36,7 +36,7 @@ class RanStep(FrozenModel):
         undo: command that restores the previous state; None if the step can't be undone.
         settings: variables that were written to the hosts file; ``settings_before`` contains the previous values.
         outcome: "unknown" until the step has ended.
-        undone: whether the step has been undone, or its change was found to be gone.
+        undone: whether the step has been undone, or an undo found that the step's change no longer existed.
         left: whether an undo skipped the step because somebody else had changed the step's result.
     """
 
@@ -67,7 +67,7 @@ class RanStep(FrozenModel):
 
     @property
     def can_be_undone(self) -> bool:
-        """True if the step may have changed something that can be restored."""
+        """True if the step might have changed something that can be restored."""
         changed = self.after is None or not same(self.after, self.before)
         return not self.undone and bool(self.settings or (self.undo is not None and changed))
 
@@ -132,7 +132,7 @@ def entry(step: Step, **known: object) -> RanStep:
 def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
     """Return the newest record with steps to undo, or None.
 
-    A record that an earlier undo skipped comes last.
+    If an earlier undo skipped all remaining steps of a record, the record is returned only if there is no other record.
     """
     journals = list(_of_hosts(identifier, environ))
     return next((journal for journal in journals if not journal.record.is_left), journals[0] if journals else None)

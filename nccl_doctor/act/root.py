@@ -18,7 +18,10 @@ from nccl_doctor.transport.base import AccessError, Allowance, Channel, FloodErr
 
 CONNECT_S = 30.0
 PROGRAMS = ("/usr/bin/sudo", "/bin/sudo", "/usr/local/bin/sudo", "/run/wrappers/bin/sudo")
-"""Trusted paths of sudo. A program named sudo elsewhere on PATH could belong to any user."""
+"""Paths at which nccl-doctor looks for ``sudo``.
+
+A program named sudo elsewhere on PATH could belong to any user.
+"""
 _LOOK_S = 0.3
 _SORRY = frozenset({"sorry,", "incorrect"})
 """Words in sudo's messages about a wrong password, such as "Sorry, try again." and "1 incorrect password attempt"."""

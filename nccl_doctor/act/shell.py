@@ -79,7 +79,10 @@ class RemoteShell:
         self._channel, self._nonce, self._hidden, self._number = channel, nonce, hidden, 0
 
     def revert_unless_kept(self, undo: str) -> None:
-        """Have the shell run ``undo`` if the connection ends before :meth:`keep`; the latest ``undo`` runs first."""
+        """Have the shell run ``undo`` if the connection ends before :meth:`keep` is called.
+
+        The latest ``undo`` runs first.
+        """
         self._channel.send(f"{self._nonce} revert 0 {undo}\n".encode(), time.monotonic() + ANSWER_S)
 
     def keep(self) -> None:

@@ -32,7 +32,7 @@ OTHERWISE = (
 def findings(view: View, kind: FaultKind) -> Iterator[Finding | Unjudged]:
     """Yield one finding for all hosts with the same NCCL_SOCKET_IFNAME, chosen interface and severity.
 
-    For each host that can't be evaluated, yield an Unjudged.
+    For each host that can't be evaluated, yield an ``Unjudged`` with the reason.
     """
     nccl = view.nccl
     groups = grouped(
@@ -79,7 +79,7 @@ def _idle_peers(view: View, group: list[ChoiceFault]) -> tuple[str, ...]:
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
-    """Return, for each host, the interface that NCCL chose or, if that interface does not work, the suggested one."""
+    """Return, for each host, NCCL's chosen interface or, if this interface does not work, the suggested interface."""
     used = {
         name: host_nccl.chosen.name
         for name, host_nccl in nccl.by_host.items()
@@ -105,7 +105,10 @@ def _fix(nccl: ClusterNccl, group: list[ChoiceFault]) -> Fix:
 
 
 def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
-    """Return the remedy for an interface that is down, using ``other`` as a phrase that names an alternative remedy."""
+    """Return the remedy for an interface that is down.
+
+    The phrase ``other`` adds an alternative remedy.
+    """
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")

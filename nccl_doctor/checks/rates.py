@@ -172,7 +172,7 @@ RateLine = tuple[str, FlowDirection, list[PairRate]]
 
 
 def _explained(rail: RailRates, judgement: RateJudgement) -> tuple[list[RateLine], list[PairRate]]:
-    """Return the rows and columns that are bad as a whole, and the bad rates outside these rows and columns."""
+    """Return the rows and columns of the rate matrix that are bad as a whole, and the bad rates outside them."""
     looked_bad = {pair: rate for pair, rate in rail.rates.items() if rail.is_bad(rate)}
     lines, _ = _cover(looked_bad, set(rail.rates))
     both = Counter(host for host, _, _ in lines)
@@ -187,7 +187,7 @@ def _explained(rail: RailRates, judgement: RateJudgement) -> tuple[list[RateLine
 
 
 def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[RateLine], list[PairRate]]:
-    """Return the bad rows and columns (those with the most bad rates first), and the remaining bad rates."""
+    """Return the rate matrix's bad rows and columns (those with the most bad rates first), and all other bad rates."""
     bad, known = dict(bad), set(known)
     lines: list[RateLine] = []
     while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
@@ -199,7 +199,7 @@ def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[RateLine]:
-    """Yield the rows and columns in which nearly all rates, and at least two rates, are bad."""
+    """Yield the rows and columns of the rate matrix in which nearly all rates, and at least two rates, are bad."""
     for place, direction in ((0, "send"), (1, "receive")):
         all_of = Counter(pair[place] for pair in known)
         bad_of: dict[str, list[PairRate]] = {}

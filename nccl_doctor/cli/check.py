@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor check``."""
+"""The ``nccl-doctor check`` command."""
 
 from __future__ import annotations
 

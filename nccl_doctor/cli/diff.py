@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor diff``."""
+"""The ``nccl-doctor diff`` command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor fix``, which runs the commands that a check proposes and then checks again."""
+"""The ``nccl-doctor fix`` command, which runs the commands proposed by a check and then checks the hosts again."""
 
 from __future__ import annotations
 
@@ -112,12 +112,15 @@ def fix(
 def mend(
     request: Request, connections: Connections, wanted: FixOptions, out: Out, snapshot: Snapshot, report: Report
 ) -> int:
-    """Run the chosen commands over the check's connections, check again over new ones, and return the exit code."""
+    """Run the chosen commands over the connections of the check, and return the exit code.
+
+    The hosts are then checked again over new connections.
+    """
     return _Fix(request, connections, wanted, out, snapshot.cluster).mend(snapshot, report)
 
 
 def _list(wanted: FixOptions) -> int:
-    """Print the runs that can be undone, and return 0, or 1 if there are no such runs."""
+    """Print the runs that can be undone; return 0 if there are any, otherwise 1."""
     from nccl_doctor.act.record import all_open, describe
 
     if not wanted.undo:
@@ -298,7 +301,7 @@ class _Fix:
         return document.model_copy(update={"note": note}), refused
 
     def _choose(self, document: FixReport, steps: Sequence[Step]) -> list[Step] | None:
-        """Return the chosen steps, or None if nothing is to be run; in that case, show the reason."""
+        """Return the chosen steps; if no step is to be run, show the reason and return None."""
         safe = [step for step in steps if step.risk == "safe"]
         why = ""
         if not steps:

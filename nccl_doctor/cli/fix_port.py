@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor fix-port``, which finds the process that uses a port after "Address already in use"."""
+"""The ``nccl-doctor fix-port`` command, which finds the process that caused "Address already in use"."""
 
 from __future__ import annotations
 
@@ -141,7 +141,10 @@ def fix_port(
 
 
 class Countdown:
-    """Shows on stderr what ``fix-port`` waits for, as a live line on a terminal or as a line for each kind of wait."""
+    """Shows on stderr what ``fix-port`` is waiting for.
+
+    On a terminal, a single line is updated; otherwise, a line is printed for each kind of wait.
+    """
 
     def __init__(self, out: Out) -> None:
         self._out = out
@@ -169,7 +172,7 @@ class Countdown:
 
 
 def run(wanted: PortOptions, out: Out) -> int:
-    """Find the process that uses the port, and end it if requested; return 0 if the port is then free, otherwise 1."""
+    """Find the job that uses the port, and end the job if requested; return 0 if the port is then free, otherwise 1."""
     from nccl_doctor.act.ports.fix_port import about_port, about_process, moved, wanted_port
     from nccl_doctor.act.ports.fleet import Fleet
 

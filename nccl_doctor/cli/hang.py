@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor hang``, which finds the rank, host, PID and source line where a running job hangs."""
+"""The ``nccl-doctor hang`` command, which finds the rank, host, PID and source line where a running job hangs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,10 @@ def refuse_stacks(*, no_stacks: bool, pause: bool, native: bool) -> None:
 
 
 def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:
-    """Raise UsageError if an option that needs ``--watch`` is given without it, or if an option conflicts with it."""
+    """Raise UsageError if an option that needs ``--watch`` is given without ``--watch``.
+
+    Also raise UsageError if an option conflicts with ``--watch``.
+    """
     if not watched.watch:
         if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching need --watch")

@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor hang --watch``, which samples a job until it hangs, loses a rank or ends."""
+"""The ``nccl-doctor hang --watch`` command, which samples a job until it hangs, loses a rank or ends."""
 
 from __future__ import annotations
 

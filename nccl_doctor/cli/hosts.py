@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor hosts``, which prints hosts, addresses and ranks."""
+"""The ``nccl-doctor hosts`` command, which prints hosts, addresses and ranks."""
 
 from __future__ import annotations
 

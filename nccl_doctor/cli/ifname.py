@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor ifname``, which shows the interface that NCCL will use on each host, and why."""
+"""The ``nccl-doctor ifname`` command, which shows the interface that NCCL will use on each host, and why."""
 
 from __future__ import annotations
 

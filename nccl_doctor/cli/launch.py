@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor launch``, which prints the exact command to run on each host."""
+"""The ``nccl-doctor launch`` command, which prints the exact command to run on each host."""
 
 from __future__ import annotations
 

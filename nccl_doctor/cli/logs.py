@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor logs``, which diagnoses training and NCCL logs."""
+"""The ``nccl-doctor logs`` command, which diagnoses training and NCCL logs."""
 
 from __future__ import annotations
 

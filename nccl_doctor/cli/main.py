@@ -96,7 +96,7 @@ class _End:
 
 
 class _Stderr(io.FileIO):
-    """A stream for progress and messages that ignores write errors, so that a full disk does not prevent the report."""
+    """A stderr stream that ignores write errors, so that the report is printed even if stderr goes to a full disk."""
 
     def write(self, words: Buffer, /) -> int:
         try:
@@ -265,7 +265,7 @@ def _in_words(error: typer.TyperException) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    """Return whether invalid arguments include ``-o json``, not counting a script's arguments after "--"."""
+    """Return whether the arguments include ``-o json``, not counting a script's arguments after "--"."""
     ours = itertools.takewhile(lambda word: word != "--", args)
     return _JSON.search("\0".join(ours)) is not None
 

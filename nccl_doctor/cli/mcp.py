@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor mcp``, which serves the read-only commands to agents over the Model Context Protocol."""
+"""The ``nccl-doctor mcp`` command, which serves the read-only commands to agents over the Model Context Protocol."""
 
 from __future__ import annotations
 

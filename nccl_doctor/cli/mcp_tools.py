@@ -35,7 +35,7 @@ PROGRAM = (
 )
 """Command that runs nccl-doctor without the current directory on ``sys.path``.
 
-An agent can start the server in a directory that contains untrusted code.
+An agent might start the server in a directory that contains untrusted code.
 """
 LIMIT_S = 900.0
 MOST_OUTPUT = 32 << 20  # bytes of a command's JSON
@@ -51,7 +51,7 @@ NOTICE = (
 class Tools:
     """The commands as MCP tools. When the server exits, it ends all running commands.
 
-    Agents read the docstrings of these tools.
+    Agents read the docstrings of the methods that are registered as tools.
     """
 
     hosts: str | None = None
@@ -182,7 +182,7 @@ class Tools:
 def _exchange(process: subprocess.Popen[bytes], text: str | None) -> tuple[bytes | None, bytes]:
     """Return what a process writes to stdout and to stderr.
 
-    None is returned instead of the output on stdout if this output is too large.
+    If the process writes too much to stdout, None is returned instead of this output.
     """
     assert process.stdout is not None
     assert process.stderr is not None

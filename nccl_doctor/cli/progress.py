@@ -95,7 +95,7 @@ class Lines(Silent):
 class Checklist(Lines):
     """Live checklist of the known results and the current phase.
 
-    The list is cleared before the report is printed.
+    The checklist is cleared before the report is printed.
     """
 
     every_s = float("inf")

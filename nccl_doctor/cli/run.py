@@ -47,7 +47,7 @@ BESIDE_SMOKE_S = 240.0
 
 
 class StandingConnections(Protocol):
-    """Connections to hosts that stay open after a run has ended."""
+    """Host connections that stay open after a run has ended, so that later runs can use them."""
 
     def to(self, cluster: Cluster) -> Transport:
         """Return a transport to the cluster's hosts; closing the transport leaves the connections open."""

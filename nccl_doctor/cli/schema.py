@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor schema``, which prints the JSON Schema of a command's JSON output."""
+"""The ``nccl-doctor schema`` command, which prints the JSON Schema of a command's JSON output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``nccl-doctor smoke``, which runs only the all-reduce."""
+"""The ``nccl-doctor smoke`` command, which runs only the all-reduce."""
 
 from __future__ import annotations
 

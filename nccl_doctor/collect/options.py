@@ -20,7 +20,7 @@ class Progress(Protocol):
     """Observer of a run's progress."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """Begin a phase that waits for these hosts, for at most ``limit_s`` seconds."""
+        """Begin a phase that waits for ``hosts`` for at most ``limit_s`` seconds."""
 
     def done(self, host: str) -> None: ...
 
@@ -53,7 +53,7 @@ class RunOptions:
 
 
 class RunClock:
-    """Times of a run in seconds: the duration of each phase (``timings``), and its span on each host (``spent``)."""
+    """Times of a run in seconds: each phase's duration (``timings``) and its start and end on each host (``spent``)."""
 
     def __init__(self, total_s: float) -> None:
         self._began = time.monotonic()
@@ -75,7 +75,7 @@ class RunClock:
         return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
-        """Return why there is no time for an operation of up to ``seconds`` seconds, or None if time remains."""
+        """Return why there is no time for an operation of up to ``seconds`` seconds, or None if the time suffices."""
         if self.within(seconds) == seconds:
             return None
         return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"

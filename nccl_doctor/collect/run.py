@@ -172,7 +172,7 @@ class Run:
             self._progress.done(name)
 
     def take_turn(self) -> None:
-        """Wait until no other run tests these hosts, and try the master port again if it was busy."""
+        """Wait until no other run is testing the hosts, and try the master port again if it was busy."""
         options, names = self._options, [node.name for node in self._cluster.nodes]
         facts = self._facts.get(names[0])
         trial = None if facts is None else facts.master_port

@@ -36,7 +36,7 @@ class Ticket:
     controller: str = field(default_factory=socket.gethostname)
 
     def is_before(self, holder: HolderAnswer) -> bool:
-        """Return whether this run precedes the holder's run."""
+        """Return whether this run precedes ``holder``, the run that holds a turn."""
         return (self.began, self.run) < (holder.began, holder.run)
 
 
@@ -80,7 +80,7 @@ class RunTurns:
         Args:
             until: deadline on the monotonic clock; each host is asked at least once.
             port: maps a host to the port to try again after the host has granted its turn.
-            waits: function that is called with the holder each time another run holds a turn.
+            waits: function that is called after each failed attempt, with the earliest of the runs that hold a turn.
 
         Returns: The result of trying the port again (None without a port), or the hosts that did not grant a turn.
         """

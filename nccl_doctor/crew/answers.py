@@ -26,8 +26,9 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Maximum number of values in an answer. With 4,096 hosts, the facts about one host contain a quarter of this number of
-values.
+"""Maximum number of values in an answer.
+
+The maximum is four times the number of values in the facts about one host of a cluster with 4,096 hosts.
 """
 _REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
@@ -149,7 +150,7 @@ class Dialled(base.Observed):
 
 
 class Accepted(NamedTuple):
-    """The number of connections that a listener accepted from one peer, which may be the host itself."""
+    """The number of connections that a listener accepted from one peer, which might be the host itself."""
 
     address: base.HostAddress
     port: base.Port
@@ -207,8 +208,8 @@ class RankEvent(base.Observed):
 class SmokeEnd(base.Observed):
     """The result of the all-reduce on a host.
 
-    ``exit`` is 0, 1 or the launcher's exit status, and ``broken`` is the reason why the host returned no result, if
-    any.
+    ``exit`` is 0 if all ranks succeeded and 1 if a rank failed. If the launcher exited before the ranks, ``exit`` is
+    the launcher's exit status. ``broken`` is the reason why the host returned no result, or None.
     """
 
     exit: base.Signed | None = None
@@ -241,7 +242,7 @@ class HolderAnswer(base.Observed):
 
 
 class TurnAnswer(base.Observed):
-    """The other run that is testing the host, and the result of another trial of the master port (each can be None)."""
+    """The other run that is testing the host, and the result of trying the master port again (each can be None)."""
 
     holder: HolderAnswer | None
     trial: PortTrial | None

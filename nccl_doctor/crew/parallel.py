@@ -3,7 +3,7 @@
 Inexpensive requests are sent to a fixed number of hosts at the same time (:class:`AllAtOnce`). Handshakes and expensive
 requests are limited by a :class:`Window`, so that a healthy host does not time out while it waits for other hosts. A
 host's time limit starts when the window admits the host. The window grows while handshakes end quickly. A host that is
-down or slow to log in does not delay the other hosts.
+down or whose login is slow does not delay the other hosts.
 
 A host's answer is parsed in that host's own worker thread. An unexpected exception in a worker thread is reported as a
 bug in nccl-doctor and ends only the session with the thread's host. A host that timed out is tried a second time before
@@ -273,7 +273,7 @@ set another limit.
 """
 PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 LookAtHost = Callable[[ProbeSession, float], None]
-"""A function that queries a host and is given only a part of the whole time limit.
+"""A function that queries a host; the second argument is a factor for the function's usual time limit.
 
 A NoAnswerError means that more time might help.
 """
@@ -325,14 +325,14 @@ class HostReach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """Return the fraction of the time limit for a second try, given other hosts' speed and this machine's load."""
+        """Return the factor for the time limits of a second try, given other hosts' speed and this machine's load."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone
         return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
-        """Try each host once within a fraction of its time limit.
+        """Try each host once, with its time limits multiplied by ``share``.
 
         Return the typical duration of a successful connection in seconds, or 0 if every host failed.
         """

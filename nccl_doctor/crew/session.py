@@ -196,7 +196,7 @@ class ProbeSession:
     ) -> ProbeSession:
         """Connect to a host by ``deadline`` and start a probe.
 
-        Starting the probe may take as much time again as connecting, but must end by ``latest``.
+        Logging in and starting the probe get additional time, but must end by ``latest``.
 
         Raise AccessError if connecting or starting the probe fails.
         """

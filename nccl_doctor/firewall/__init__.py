@@ -4,5 +4,5 @@ The ``nft`` and ``iptables`` modules parse captured rule sets into the classes o
 the rules for one packet. The ``connection`` module evaluates the rules of two hosts for a TCP handshake. For failed
 connections, the ``blame`` module finds the blocking rule, the ``manager`` module finds the program that manages this
 rule, and the ``remedy`` module returns the commands that let the traffic through. The ``route_lookup`` module finds
-failed connections that the routes or reverse-path filters of the hosts explain.
+connections that failed because of the hosts' routes or reverse-path filters.
 """

@@ -54,7 +54,8 @@ class Blame:
         rules: all rules that block the connections. The first rule in the list is the first rule on the path of the
             packets.
         doubtful: rules later on the path that might also block the connections. The remedy covers these rules, too.
-        unexpected_outcomes: failed connections whose outcome does not match the action of the rule.
+        unexpected_outcomes: failed connections whose outcome does not match the action of the first rule that blocks
+            them.
         unexpected_passes: source and port of each connection that succeeded although the host's rules should block it.
     """
 
@@ -380,7 +381,7 @@ def opening(
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return each host and address that an opening admits although only the host itself reports the address."""
+    """Return each peer to let through and its address if a blocking host does not confirm the address."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]

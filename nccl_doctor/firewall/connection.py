@@ -149,9 +149,9 @@ class Objection:
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:
-        """The possible outcomes of a connection attempt that gets this verdict.
+        """The possible outcomes of a connection attempt if one of its packets receives this verdict.
 
-        A rejected packet can appear to be dropped, because the kernel limits the rate of ICMP errors per host
+        A rejected packet might appear to be dropped, because the kernel limits the rate of ICMP errors per host
         (net.ipv4.icmp_ratelimit). The firewall rules of either host might also block the ICMP error message. A SYN that
         is retransmitted because the SYN-ACK was blocked has the state "established", so another rule might apply to
         this SYN.
@@ -173,7 +173,10 @@ def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Pack
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return the verdicts that block or might block a handshake, up to the first packet that is certainly blocked."""
+    """Return the verdicts that block or might block a packet of a handshake.
+
+    Packets after the first packet that is certainly blocked are not evaluated.
+    """
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -232,7 +235,7 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
-    """Return a phrase with a rule's packet counts before and after the tests, each summed over several hosts."""
+    """Return a phrase with a rule's packet counts before and after the tests, summed over the hosts with the rule."""
     pairs = [(rule.packets, after.count(rule)) for rule, after in rules if rule.packets is not None]
     if not pairs:
         return ""

@@ -248,7 +248,7 @@ _OF_LIMITS = (
     *("--hashlimit-dstmask", "--hashlimit-htable-size", "--hashlimit-htable-max", "--hashlimit-htable-expire"),
     "--hashlimit-htable-gcinterval",
 )
-"""Options that set parameters of a rate limit but do not test packets themselves."""
+"""Options that only set parameters of a rate limit and do not test packets."""
 
 OPTIONS: dict[str, Callable[[OptionValues], Test]] = {
     "-m": lambda values: unsure if values[0] in _SILENT_MODULES else _fixed(True),
@@ -285,7 +285,7 @@ OPTIONS: dict[str, Callable[[OptionValues], Test]] = {
 
 
 _FREE_TEXT = frozenset({"--comment", "--log-prefix", "--nflog-prefix", "--ulog-prefix", "--string", "--name"})
-"""Options whose value is free text, which can look like another option."""
+"""Options whose value is free text, which might look like another option."""
 
 _SILENT_MODULES: frozenset[str] = frozenset({"socket", "rpfilter", "eui64", "cluster", "tcpmss"})
 """Match modules that test something even if iptables-save prints no option for them."""

@@ -1,7 +1,7 @@
 """Finds the program, such as firewalld or ufw, that manages a firewall rule.
 
-A rule must be changed with the program that manages it, because this program would overwrite changes that were made in
-any other way. firewalld's direct rules are iptables rules that firewalld stores and loads unchanged.
+A rule must be changed with the program that manages it, because this program would overwrite changes that were made
+with another tool. firewalld's direct rules are iptables rules that firewalld stores and loads unchanged.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 def managed_by(facts: FirewallFacts) -> str:
     """Return the program that manages a host's firewall rules, or "" if no program is found.
 
-    If the command of firewalld or ufw timed out, firewalld is recognized by its nftables table, and ufw by its chains.
+    If the ``firewall-cmd`` or ``ufw`` command timed out, firewalld is recognized by its nftables table, and ufw by its
+    chains.
     """
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (

@@ -245,7 +245,7 @@ def _base(table: TableName, body: dict[str, Any], chains: dict[str, tuple[Rule, 
 
 
 def rule_texts(text: str) -> dict[RuleKey, str]:
-    """Return the text of each rule, joined to one line, without the handle."""
+    """Return the text of each rule, joined into one line, without the handle."""
     texts: dict[RuleKey, str] = {}
     family = table = chain = ""
     pending: list[str] = []

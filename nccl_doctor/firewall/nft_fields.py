@@ -23,7 +23,8 @@ class NoField:
 class Unsure:
     """A value that was not captured.
 
-    The catch-all element ``*`` matches a value that was not captured. Any other test of the value is unsure.
+    The catch-all element ``*`` matches a value that was not captured. The result of any other test of an uncaptured
+    value is None (unsure).
     """
 
 
@@ -83,7 +84,7 @@ def span(item: Json) -> Span | None:
 
 
 def holds(value: Value, item: Json, sets: Sets) -> Tri:
-    """Return whether ``item`` contains the value.
+    """Return whether ``item`` contains ``value``.
 
     ``item`` is a single element, an anonymous set or the name of a set.
     """
@@ -123,8 +124,9 @@ NUMBERS = {"tcp": 6, "ipv4": 2, "ipv6": 10, "ip": 0x0800, "ip6": 0x86DD}
 """Protocol numbers (IPPROTO_*, NFPROTO_*, ETH_P_*), which nft prints instead of names that it does not know."""
 
 _NOT_FRAGMENT = 0x3FFF
-"""Mask of the fragment field without the "don't fragment" bit and the reserved bit. All bits in the mask are 0 in the
-packets of a TCP handshake.
+"""Mask of the fragment field without the "don't fragment" bit and the reserved bit.
+
+In the packets of a TCP handshake, all bits that the mask selects are 0.
 """
 
 

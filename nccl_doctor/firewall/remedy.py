@@ -1,6 +1,6 @@
 """Creates commands that exempt only the cluster's own addresses from a blocking firewall rule.
 
-The commands are in the syntax of the firewall manager to which the rule belongs. Running a command twice has no further
+The commands are in the syntax of the firewall manager to which the rule belongs. Running a command a second time has no
 effect. If a reload or reboot would undo the change, the remedy includes advice on how to make the change permanent. All
 text in a command is either fixed or validated character by character. If the name of a table, chain or zone on a host
 is not a plain word, advice is given instead of commands.
@@ -44,7 +44,7 @@ _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
 @dataclass(frozen=True)
 class Opening:
-    """TCP traffic between a host and its peers that the firewall must let through.
+    """TCP traffic that the firewall must let through between a host and its peers.
 
     Attributes:
         direction: "input" to admit packets from the peers, or "output" to admit packets to the peers.
@@ -56,7 +56,7 @@ class Opening:
     ports: tuple[Span, ...]
 
     def nets(self, version: int) -> list[str]:
-        """Return the peers of one IP version as addresses, or as networks if there are many addresses."""
+        """Return the peers' IPv4 or IPv6 addresses, merged into networks if there are many addresses."""
         addresses = sorted({ip_address(peer) for peer in self.peers if ip_address(peer).version == version}, key=int)
         if len(addresses) <= SINGLE:
             return [str(address) for address in addresses]
@@ -72,7 +72,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class FirewallRemedy:
-    """Operations that let traffic pass a rule.
+    """Operations that let traffic past a blocking rule.
 
     If the operations are not sufficient, ``advice`` states what else is needed.
     """

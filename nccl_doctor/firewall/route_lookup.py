@@ -26,7 +26,7 @@ DEFAULT_RANGE = (32768, 60999)
 
 @dataclass(frozen=True)
 class RoutedPath:
-    """The first packet of a connection, and the interfaces on its path."""
+    """The SYN packet of a connection and the two interfaces that the connection uses."""
 
     syn: Packet
     ends: Ends
@@ -95,7 +95,8 @@ def dialled_address(host: Host, target: str) -> str | None:
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
     """Return a host's source address for a target.
 
-    The address that the kernel reports takes precedence over the address that NCCL uses and the node's address.
+    The order of precedence is the address that the kernel reports, the address that NCCL uses, and the node's
+    configured address.
     """
     facts = host.facts
     assert facts
@@ -283,7 +284,7 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
 
 
 def _masked(host: Host, peer: HostFacts, way: Way) -> Iterator[RouteFault]:
-    """Yield a fault if packets are sent to a gateway although the peer's netmask puts both addresses in one subnet."""
+    """Yield a fault if a host reaches a peer through a gateway although the peer's netmask puts both in one subnet."""
     if host.facts is None or way.error is not None or way.gateway is None or way.table not in (*MAIN_TABLES, None):
         return
     holder = interface_of(peer, way.to)
@@ -326,8 +327,8 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
 
     Equal interface names alone do not prove a fault, because members of bonds or bridges have no addresses even on
     healthy hosts. The result is None if any interface of the host has an address in the target's network. The result is
-    also None if the host's kernel finds a route without a gateway, or if the target has no address on an interface with
-    the name of the route's interface.
+    also None if the host's kernel finds a route without a gateway, or a route through an interface whose namesake on
+    the target has no address.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

@@ -1,7 +1,7 @@
 """Evaluates packet filter rules for a packet in three-valued logic, with the values true, false and unsure.
 
-If a test can't be evaluated, both branches are followed, and all possible verdicts are collected. If the verdicts
-agree, the result is certain.
+If a test can't be evaluated, both branches are followed, and all possible verdicts are collected. The result is certain
+if all possible verdicts agree.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ class BaseChain:
         tracked: whether the base chain processes packets after connection tracking, which has priority -200.
             ``tracked`` is False for chains of the ingress and egress hooks.
         scope: "device" for a chain of the ingress or egress hook, "bridge" for a chain of the bridge family, and
-            otherwise "host". The effect of a chain is unknown if ``scope`` is "bridge", or if ``scope`` is "device",
-            because nft 1.0 does not show the chain's device.
+            otherwise "host". If ``scope`` is "bridge" or "device", the effect of the chain is unknown. For "device",
+            the reason is that nft 1.0 does not show the chain's device.
     """
 
     hook: str
@@ -309,7 +309,7 @@ _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
-    """Return a function that returns the result of ``read``, or None if the form of the rule is unknown."""
+    """Return a function that calls ``read``, and returns None if ``read`` fails because a rule has an unknown form."""
 
     def attempt(packet: Packet, journey: Journey) -> T | None:
         try:

@@ -66,7 +66,7 @@ def _of(statuses: dict[tuple[str, int, int], int | None], host: str, rank: JobRa
 
 
 def _words(some: list[tuple[str, JobRank, int]]) -> str:
-    """Return a phrase for ranks by host and status, such as "rank 1 on node2 was killed by SIGKILL; ranks 2-3 …"."""
+    """Return a phrase for ranks, grouped by host and status, such as "rank 1 on node2 was killed by SIGKILL"."""
     groups = grouped(((host, status), rank.rank) for host, rank, status in some)
     parts = [f"{ranks_of(ranks)} on {host} {how(status, len(ranks))}" for (host, status), ranks in groups.items()]
     more = [f"and {len(parts) - 4} more groups of ranks"] if len(parts) > 4 else []

@@ -53,7 +53,7 @@ class HangEvidence:
 
     @property
     def outside(self) -> list[ObservedRank]:
-        """The ranks outside any collective; a rank that waits in the kernel is included even without a stack."""
+        """The ranks outside any collective; a rank in the kernel is included even if its stack is unknown."""
         return [rank for rank in self.present if rank.waits is False or (rank.in_kernel and rank.waits is None)]
 
     @property
@@ -238,7 +238,7 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
 
 
 def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
-    """Return a divergence if every rank waits in its last call and these calls differ in group or number."""
+    """Return a divergence if every rank waits in its last call and these calls differ in group or sequence number."""
     places = Counter((call.group, call.seq) for call in last.values())
     if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
         return None
@@ -256,7 +256,7 @@ def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
 
 @dataclass(frozen=True)
 class RasView:
-    """The report of NCCL's RAS about the job's ranks."""
+    """NCCL RAS's report on the job's ranks."""
 
     behind: dict[int, str]  # rank to a phrase for how it is behind
     lost: dict[int, str]  # ranks whose process RAS does not reach in time, each with a phrase
@@ -324,7 +324,7 @@ def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Yield a communicator's ranks with their counts, if the ranks can't have made the same sequence of calls.
+    """Yield a communicator's ranks with their launch counts if the counts rule out a common sequence of calls.
 
     If two ranks make the same calls in the same order, the rank that is ahead has launched each collective at least as
     often as the other rank.

@@ -13,7 +13,10 @@ from nccl_doctor.snapshot.hang import Flow, Frame, HangSnapshot, JobRank, RankLo
 from nccl_doctor.text.hostlist import grouped, ranks_of
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
-"""Pattern for files of stack frames outside the user's code; the file of a native frame is a library or missing."""
+"""Pattern for files of stack frames outside the user's code.
+
+For a native frame, the file is a library, or the file name is missing.
+"""
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives\w*|collective_utils|rendezvous)\.py$"
     r"|torch/distributed/(?:fsdp|_composable|pipelining|algorithms|nn)/|torch/nn/parallel/distributed\.py$"
@@ -192,7 +195,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Return whether a rank or a child process used much CPU time or performed much I/O during the interval."""
+    """Return whether a rank or a child process did a significant amount of computing or I/O during the interval."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -230,7 +233,7 @@ def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
 
 
 def world_size(ranks: dict[int, ObservedRank]) -> int:
-    """Return the number of ranks of the job; 0 if no rank was found."""
+    """Return the number of ranks of the job, or 0 if no rank was found."""
     return max((rank.job_rank.world_size for rank in ranks.values()), default=0)
 
 

@@ -116,7 +116,10 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
 
 
 def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
-    """Return the launchers of the largest job, and of incomplete jobs on other hosts that might belong to that job."""
+    """Return the launchers of the largest job.
+
+    Launchers of incomplete jobs on other hosts are included, because they might belong to the largest job.
+    """
     groups = sorted(grouped((entry.meeting, entry) for entry in waiting).values(), key=lambda some: -len(some))
     result: list[Waiting] = []
     for some in groups:

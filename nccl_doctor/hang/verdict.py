@@ -132,7 +132,10 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 
 
 def _outside(evidence: HangEvidence) -> Judgement | None:
-    """Return the verdict that ranks outside NCCL keep others waiting or are stuck in the kernel or a data loader."""
+    """Return the verdict that ranks outside NCCL keep other ranks waiting or are stuck.
+
+    A stuck rank is in the kernel or in a data loader.
+    """
     outside = evidence.outside
     # If most ranks are at their own lines, for example in ``work.wait()`` or ``.item()``, it is unknown which ones
     # wait: C++ leaves no frame, and a minority in a collective may be the ranks that are ahead.

@@ -159,7 +159,7 @@ def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
 
 
 WantedSample = Literal["sample", "examination"]
-"""Kind of the next sample that a watch needs: a sample without stacks, or a full examination as in ``hang``."""
+"""Kind of the next sample that a watch needs: one without stacks, or a full one as for ``nccl-doctor hang``."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class JobWatch:
         self._puzzle, self._puzzled_at = "", -HOUR_S
 
     def unseen(self) -> None:
-        """After a suspension of this machine, discard the samples, because the time without progress is unknown."""
+        """Discard all samples, because the time without progress is unknown after this machine was suspended."""
         self.progress = JobProgress(began=self.progress.began, launchers=self.progress.launchers)
 
     def forget(self) -> None:

@@ -320,8 +320,9 @@ def own_name() -> str:
 def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the interpreter that a training job on this machine would use, and the reason for the choice.
 
-    If a virtual environment is active, ``python3`` on PATH is used. Without an active environment, nccl-doctor's own
-    virtual environment is used, unless a file shows that pipx or uv created it only for nccl-doctor.
+    If no virtual environment is active and nccl-doctor runs in one, the interpreter of nccl-doctor's environment is
+    used, unless a file shows that pipx or uv created the environment only for nccl-doctor. In all other cases,
+    ``python3`` on PATH is used.
     """
     prefix = Path(sys.prefix)
     in_venv = sys.prefix != sys.base_prefix

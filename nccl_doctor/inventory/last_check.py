@@ -1,8 +1,8 @@
 """Stores the last check's result for each list of hosts, for use by ``nccl-doctor launch`` and ``nccl-doctor fix``.
 
 The results for each hosts file or list of names are stored in a file under ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base
-Directory Specification). Each stored file contains host names, counts and recommended variables, and is readable only
-by its owner.
+Directory Specification). Each stored file contains the hosts' names and addresses, their numbers of ranks and GPUs, the
+oldest torch version, recommended variables, and the errors that were found. Only the owner of the file can read it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LastCheck(FrozenModel):
     """The result of the last check of a list of hosts.
 
     Attributes:
-        digest: the SHA-256 digest of the hosts file or of the names.
+        digest: the SHA-256 digest of the hosts file or of the list of host names.
         checked_at: the time of the check, in seconds since the epoch.
         errors: the name of each error, with its hosts.
     """

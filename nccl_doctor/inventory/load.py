@@ -1,4 +1,4 @@
-"""Finds the hosts of a run from a hosts file, ``-w``, a job or Slurm's node list.
+"""Determines the hosts of a run from a hosts file, ``-w``, a job or Slurm's node list.
 
 If no hosts are specified, the only host is this machine.
 """

@@ -1,8 +1,7 @@
 """Parses YAML into a tree of strings with line numbers, and converts parts of the tree to Python values.
 
-The tree is built from the parser's events, so that values such as ``1``, ``true`` and ``0,1`` stay as written. YAML
-tags never cause the creation of Python objects. Aliases are not resolved, so the tree can't become larger than the
-file.
+The tree is built from the parser's events, so that values such as ``1``, ``true`` and ``0,1`` stay as written. No
+Python objects are created from YAML tags. Aliases are not resolved, so the tree can't become larger than the file.
 """
 
 from __future__ import annotations

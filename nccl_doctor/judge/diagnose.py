@@ -64,7 +64,7 @@ class Judge:
         return judge(snapshot, self._command, self._selected, self._known(snapshot))
 
     def questions(self, snapshot: Snapshot) -> tuple[Question, ...]:
-        """Return questions for further tests, based on the results of connection tests, rate tests and all-reduce."""
+        """Return questions for further tests, based on the results of connection tests, rate tests or all-reduce."""
         if isinstance(snapshot.smoke, Smoke):
             wanted = self._isolate and snapshot.smoke.outcome in ("failed", "timeout")
             unexplained = wanted and any(item.details.is_unexplained for item in self.report(snapshot).diagnoses)

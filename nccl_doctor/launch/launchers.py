@@ -1,4 +1,6 @@
-"""Generates (but does not run) the command that starts a job on each node, in the form that the script expects.
+"""Generates (but does not run) the command that starts a job on each node.
+
+Each command has the form that the job's script requires, such as torchrun or ``env://``.
 
 A single command on this machine can start the job on all hosts over SSH, and Ctrl-C ends the job on all hosts.
 

@@ -191,7 +191,7 @@ class LaunchLine:
 
     @property
     def is_ranked(self) -> bool:
-        """True if the line of each host contains the node's rank."""
+        """True if each host's line must specify the node rank."""
         return self.is_static or self.launcher == "sglang"
 
 
@@ -511,7 +511,7 @@ def _placed(
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the options that all lines share, or an empty mapping for an engine that each host can start alone."""
+    """Return the options that all lines share (none for an engine that runs on each host independently)."""
     if not line.table.placed or (line.table.engine and "nnodes" not in line.options and not needs_all(line, counts)):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
@@ -537,7 +537,7 @@ def place_of(node: Node, nodes: int) -> dict[str, str]:
 
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
-    """Return the script's words with the cluster's master address and with batch sizes that ranks can share evenly."""
+    """Return the script's words with the cluster's master address and with evenly divisible batch sizes."""
     nproc, script = line.options.get("nproc_per_node", ""), list(line.script)
     world = max(1, int(nproc) * len(cluster.nodes) if is_number(nproc) else ranks)
     for each in line.arguments:

@@ -107,7 +107,7 @@ class LaunchPlan:
 
     @property
     def digest(self) -> str:
-        """Identifier of the job, which is the same on every host."""
+        """A job identifier that is the same on every host."""
         return hashlib.sha256(repr((self.cluster.nodes, self.script)).encode()).hexdigest()[:8]
 
     @property

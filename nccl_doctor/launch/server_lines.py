@@ -135,7 +135,7 @@ def _variable(name: str, address: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """Return each host's listed IP address, or the last check's address if a name or loopback address is listed.
+    """Return each host's IP address from the list or, if a name or loopback address is listed, from the last check.
 
     A host without a known address is omitted.
     """

@@ -1,8 +1,8 @@
 """Replaces shell variables in a launch command, such as a command from a Slurm script, with their values.
 
 The values of variables that Slurm or the hosts file sets are known before the job starts. Slurm's variables are
-described in the sections "OUTPUT ENVIRONMENT VARIABLES" of sbatch(1) and srun(1). Only the shell that runs the line can
-expand other variables.
+described in the "OUTPUT ENVIRONMENT VARIABLES" sections of sbatch(1) and srun(1). Variables that are set elsewhere can
+be expanded only by the shell that runs the command.
 """
 
 from __future__ import annotations

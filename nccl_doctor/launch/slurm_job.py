@@ -40,7 +40,7 @@ TASK = """\
 def script(job: LaunchPlan, *, c10d: bool = False, preflight: bool = False) -> Line:
     """Return the script.
 
-    Slurm sorts nodes by name. Without ``c10d``, torchrun's node ranks follow Slurm's order.
+    Slurm sorts nodes by name. Without ``c10d``, torchrun's node ranks follow Slurm's order of the nodes.
 
     With ``preflight``, the script checks all nodes (``check --join``) before the job and exits if an error is found.
     """

@@ -1,6 +1,6 @@
 """Parses the programs that precede a launcher in a command, and the variables that these programs set.
 
-A table lists the options of each program that take a value, according to the manuals of env(1), sudo(8), timeout(1),
+``WRAPPERS`` states which options of each program take a value, according to the manuals of env(1), sudo(8), timeout(1),
 numactl(8), srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv run, and conda
 run.
 """

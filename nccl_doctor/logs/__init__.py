@@ -2,5 +2,5 @@
 
 ``diagnose.diagnose(sources)`` is the entry point, ``verdict.report`` creates the report, and ``facts.facts_of``
 extracts facts from the lines that NCCL prints with ``NCCL_DEBUG=INFO``. Each check declares the log patterns of its
-diagnosis in a ``signs.LogSigns``. Only the modules ``reading`` and ``run`` perform I/O.
+diagnosis in a ``signs.LogSigns``. Only the ``reading`` and ``run`` modules perform I/O.
 """

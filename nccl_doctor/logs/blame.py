@@ -26,7 +26,7 @@ _BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
 
 
 def in_context(log: Log) -> list[Event]:
-    """Return the events that show a fault, with names and grades that take the whole log into account."""
+    """Return the events that show a fault, with diagnoses and grades that take the whole log into account."""
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, PassStage.MEANING, PassStage.RECOVERY)

@@ -18,7 +18,10 @@ from nccl_doctor.text.bounds import CrowdedError
 from nccl_doctor.text.hostlist import grouped
 
 SMALL = 1 << 20
-"""Maximum total size, in bytes, of logs that are read again, with wrapped lines joined, if no likely cause is found."""
+"""Maximum total size, in bytes, of logs that are searched again if no likely cause is found.
+
+In the second search, wrapped lines are joined.
+"""
 
 _RAS_JSON = b'"communicators_count":'
 

@@ -189,7 +189,7 @@ _REACHED = {
 }
 """Maps the kinds of log lines to milestones.
 
-Named groups of the pattern are stored as attributes of the process.
+The named groups of a line's pattern are stored as attributes of the process that printed the line.
 """
 
 
@@ -211,7 +211,7 @@ class Facts:
         ended_well: whether the log contains a line that only a completed run prints.
         tasks: pairs of an srun task number and a rank; the rank is named in a line that the task printed.
         world_size: size of the largest communicator.
-        chosen: topic, value, and host of other settings that NCCL prints, such as GPUs and algorithms.
+        chosen: topic, value, and host of details that no other attribute contains, such as GPU models and algorithms.
     """
 
     nccl_versions: Counter[str] = field(default_factory=Counter)

@@ -1,10 +1,10 @@
 """Reads dumps of torch's flight recorder, which list a rank's collectives and the state of each collective.
 
 With ``TORCH_NCCL_DUMP_ON_TIMEOUT=1``, torch writes one file per rank, such as ``nccl_trace_rank_3``, as a pickle of
-plain dictionaries. Other programs store the same data as JSON. The dump format is defined in
-torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x. With Gloo, the state of every collective remains
-"scheduled", but ended collectives are marked as ``retired`` or counted as completed in ``pg_status``. JSON dumps
-contain no stack traces and store some numbers as strings.
+plain dictionaries. Other programs store the same data as JSON. The dump format (version 2.x) is defined in
+torch/csrc/distributed/c10d/FlightRecorder.cpp. With Gloo, the state of every collective remains "scheduled", but ended
+collectives are marked as ``retired`` or counted as completed in ``pg_status``. JSON dumps contain no stack traces and
+store some numbers as strings.
 
 :func:`compare` compares the dumps of several ranks and finds the first collective whose calls differ between ranks or
 that at least one rank did not complete.
@@ -38,7 +38,7 @@ _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
 """Maximum number of characters that are stored for the input data types of a collective."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
-"""Maximum number of process groups, and of all their ranks together (enough for eight groups of 65,536 ranks)."""
+"""Maximum numbers of process groups and of ranks in all groups (enough for eight groups of 65,536 ranks)."""
 _LONGEST_RANKS = 1 << 20
 """Maximum length, in characters, of a group's list of ranks (enough for 131,072 six-digit ranks)."""
 

@@ -70,7 +70,7 @@ _Label = tuple[str | None, int | None, str | None]
 
 
 def label(prefix: Prefix) -> _Label:
-    """Return the host, rank, and address, which distinguish launchers that write to the same log."""
+    """Return a prefix's host, rank, and IP address, which distinguish launchers that write to the same log."""
     return prefix.host, prefix.rank, prefix.ip
 
 

@@ -32,7 +32,7 @@ _COST = 80
 
 
 class NotPlainError(ValueError):
-    """Error raised for a pickle that is damaged or contains values other than plain values."""
+    """Error raised for a pickle that is damaged or contains values that are not plain."""
 
 
 class _Container:

@@ -7,7 +7,7 @@ The host, rank, process, and time in the prefixes are stored in a :class:`Prefix
 - NCCL 2.26 and later: a timestamp such as ``[2025-03-01 10:00:33] `` before WARN lines. NCCL_DEBUG_TIMESTAMP_LEVELS
   adds timestamps to other levels, and NCCL_DEBUG_TIMESTAMP_FORMAT changes the format.
 - NCCL 2.30.7 and later: ``file.cc:12 (function) NCCL WARN text``, where plugins print a C++ signature as the function
-- NCCL 2.31 and later: ``host:pid NCCL DIAG [OK] text``, without a thread ID and device
+- NCCL 2.31 and later: ``host:pid NCCL DIAG [OK] text``, without a thread ID or device
 - RCCL's errors: ``host:pid:tid [dev] [FATAL ERROR]: text``
 
 Lines that a terminal or mail program wrapped at a fixed width are joined. An empty line is added for each joined line,
@@ -328,7 +328,7 @@ _LAST = re.compile(rb"(?P<tags>.{0,200}?)Last error: *\r?")
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Append lines that look like continuations to the previous line, except lines whose numbers are in ``whole``.
+    """Append each apparent continuation to the previous line, except lines whose numbers are in ``whole``.
 
     In torch's exceptions, all lines of NCCL's last message are joined, regardless of how the lines begin.
     """

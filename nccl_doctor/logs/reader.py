@@ -149,7 +149,7 @@ class Reader:
 
 
 _REPORT = "NCCL DIAG "
-"""Prefix of lines from NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
+"""Prefix of lines that NCCL 2.31 and later print with NCCL_RUN_DIAGNOSTICS or NCCL_RUN_RAS_DIAGNOSTICS."""
 
 
 def all_wordings() -> PatternTable:

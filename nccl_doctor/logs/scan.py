@@ -25,7 +25,10 @@ WINDOW = 2048
 """Maximum length, in bytes, of a line that is matched as a whole; longer lines are matched in windows of this size."""
 
 WINDOWS = 64
-"""Maximum number of windows with possible matches that are passed to the rules, except near the end of a source."""
+"""Maximum number of windows of a source's long lines that the filter passes to the rules.
+
+The end of the source is always examined.
+"""
 
 QUOTA = 2048
 """Maximum number of lines of one source that the filter passes to a rule.

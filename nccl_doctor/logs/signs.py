@@ -120,7 +120,7 @@ class Case:
     def _summary(self) -> tuple[int | None, str | None]:
         """The rank and host in torchrun's failure summary.
 
-        The rank and the host are None if only files without the fault contain a summary.
+        The rank and the host are None if every failure summary is in a file that does not show the fault.
         """
         summaries = {reading.name for reading in self.log.readings if reading.summary}
         elsewhere = bool(summaries) and summaries.isdisjoint(event.file for event in self.cause.events)
@@ -137,7 +137,7 @@ class Case:
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
         """Return the report's entities, such as host and rank.
 
-        The function ``interface`` can override the interface that is found in the log lines.
+        The ``interface`` function can override the interface that is found in the log lines.
         """
         facts, address, nic = self.log.facts, self.address, self.interface()
         summary_rank, summary_host = self._summary
@@ -323,7 +323,7 @@ class PassStage(IntEnum):
     """Stages in the analysis of a log's events, in execution order. Checks define the passes of each stage."""
 
     MEANING = 1
-    """Addresses and numbers in lines are resolved to hosts and ranks."""
+    """Diagnoses are refined based on addresses and on other log lines, and irrelevant events are removed."""
     RECOVERY = 2
     """Faults that the run survived or that occurred after its end are removed."""
     ENDING = 3
@@ -331,9 +331,9 @@ class PassStage(IntEnum):
     GIVING_UP = 4
     """Hints become faults if retries failed or no other fault explains the failure, and other hints are removed."""
     PLACES = 5
-    """The subnets of the hosts' interfaces are compared, unless the run ended successfully or lines were joined."""
+    """The subnets of the hosts' interfaces are compared, unless the run succeeded or wrapped lines were joined."""
     HANGS = 6
-    """The point at which the run stopped is determined, unless the run ended successfully or lines were joined."""
+    """The point at which the run stopped is determined, unless the run succeeded or wrapped lines were joined."""
     CONSEQUENCES = 7
     """Faults that follow from other faults are separated from their causes."""
     RECORDS = 8
@@ -347,7 +347,7 @@ class Scene:
     Attributes:
         log: the whole log or, from :attr:`PassStage.ENDING` on, only the last run.
         sources: maps the name of each source to its reading.
-        stuck: names of diagnoses whose retries never succeeded or that made a process give up.
+        stuck: names of diagnoses for which retries never succeeded or a process gave up.
         names: names of the faults found before hints are graded, except faults that only show that a process gave up.
     """
 
@@ -390,7 +390,7 @@ class LogSigns:
             diagnosis takes precedence, the first one in alphabetical order is used.
         roles: roles of the diagnosis among the faults in a log.
         hint: grade that a hint of the diagnosis receives if the hint counts as a fault.
-        hint_beside: faults of which the log must contain at least one for hints to count as faults; if empty, any fault
+        hint_beside: hints count as faults only if the log contains at least one of these faults; if empty, any fault
             suffices.
         weigh: function that returns the grade of a hint, used instead of ``hint`` and ``hint_beside``.
         passes: maps a stage to the function that processes a log's events; within a stage, passes run in alphabetical

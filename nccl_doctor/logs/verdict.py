@@ -102,7 +102,7 @@ def finding(case: Case) -> Finding:
 
 
 _MAY_BE_OF_NCCL = frozenset({"collective-timeout", "rendezvous-timeout", "cuda-error", "nccl-unknown-error", "killed"})
-"""Diagnoses that a bug in NCCL can cause."""
+"""Diagnoses of faults that a bug in NCCL can cause."""
 
 
 def _with_known_faults(fix: Fix, case: Case) -> Fix:

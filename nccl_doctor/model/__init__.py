@@ -1,1 +1,1 @@
-"""Models of requests and answers: clusters, findings, reports and other documents."""
+"""Data models of clusters, findings, reports, and other documents."""

@@ -34,7 +34,7 @@ class Machine(FrozenModel):
 
 
 class Undo(FrozenModel):
-    """The recorded facts about an earlier step that are needed to undo this step.
+    """The recorded facts that are needed to undo an earlier step.
 
     Attributes:
         look: the command that prints the state that the step changes, or None if there is no such command.
@@ -68,7 +68,7 @@ class Step(FrozenModel):
         mends: name of the diagnosis whose fault the step fixes. ``message`` is the message of the diagnosis.
         undo: phrase that states what an undo of the step would restore, or None if the step can't be undone.
         survives_reboot: whether the change survives a reboot, or None if that depends on the machine.
-        boot_id: boot ID of the checked host. A host with a different boot ID is not changed.
+        boot_id: boot ID of the host at the time of the check. The step is not run if the boot ID has changed.
         takes_back: number of the earlier step that this step undoes. ``undoes`` contains the facts about the earlier
             step.
         settings: job variables that the step writes to the hosts file. A step with settings runs no command. The value

@@ -79,7 +79,7 @@ class FrozenModel(BaseModel):
 
 
 class Document(FrozenModel):
-    """The output of a command, which ``-o json`` prints as JSON.
+    """Base class of the documents that commands print with ``-o json``.
 
     Later versions of nccl-doctor might add fields to a document but never change existing fields.
     """
@@ -320,7 +320,7 @@ checks was selected.
 
 
 class Unknown(Observed):
-    """A fact that could not be determined, for example because of a missing permission or tool, or a timeout."""
+    """A fact that could not be determined, e.g. because of a missing permission, a missing tool, or a timeout."""
 
     # tried on every fact: otherwise each key of a known fact would be an error
     model_config = ConfigDict(extra="ignore")
@@ -334,7 +334,7 @@ class Unknown(Observed):
 
     @property
     def late(self) -> bool:
-        """True if the fact is unknown only because a time limit was exceeded (nccl_doctor.probe.facts)."""
+        """True if the fact is unknown only because a time limit was exceeded."""
         return "no answer in " in self.reason
 
     def __bool__(self) -> NoReturn:
@@ -350,7 +350,7 @@ class Skipped(Observed):
 
     @property
     def hindered(self) -> bool:
-        """True if the phase was skipped because of an earlier fault."""
+        """True if the fact was skipped because of an earlier fault."""
         return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 
@@ -363,7 +363,7 @@ def skipped(reason: str) -> Skipped:
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact that is certainly known, because the check declares it in ``needs``.
+    """Return a fact that a check declares in ``needs`` and that is therefore known.
 
     Raise TypeError if the fact is unknown or was skipped.
     """

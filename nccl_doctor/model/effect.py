@@ -22,7 +22,7 @@ DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
 """Symptoms of a rank that could not connect, for example because its peer was dead."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
 AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
-"""Symptoms that ranks show after another rank was prevented, for any reason, from taking part in the job."""
+"""Symptoms that ranks show if another rank, for whatever reason, does not take part in the job."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 """Names of signals, keyed by their numbers on Linux for x86 and ARM (signal(7)).
@@ -37,15 +37,15 @@ class Symptom:
 
     ``peers`` are hosts that might have caused the symptom, because their ranks communicate with the ranks on ``hosts``.
     If ``backend`` is None, the symptom can occur with any backend. The kind ``not-started`` means that Python or torch
-    did not start. ``suspended`` means that the rank was stopped by SIGSTOP, a debugger or a freezer. ``in-kernel``
-    means that the rank is in an uninterruptible sleep in a file system or a driver. ``elsewhere`` means that the rank
-    executes other code while all other ranks wait for it. ``exit`` means that the rank exited without a message, and
-    ``signal`` means that a signal outside :data:`SIGNALS` killed the rank. ``gone`` means that the host or the
-    connection to the host is lost. ``gpu-memory`` means that CUDA memory ran out, and ``out-of-memory`` means that host
-    memory ran out. ``no-p2p`` means that GPUs communicate through shared memory although NVLink connects them.
-    ``wrong-sum`` means that the all-reduce computed wrong sums, and ``slow`` means that the all-reduce was slow. If the
-    kind is the name of a diagnosis, the symptom is a finding with this diagnosis, or an exception in a rank that
-    indicates this diagnosis.
+    did not start. ``suspended`` means that the rank was stopped by SIGSTOP, a debugger or a container freeze.
+    ``in-kernel`` means that the rank is in an uninterruptible sleep in a file system or a driver. ``elsewhere`` means
+    that the rank executes other code while all other ranks wait for it. ``exit`` means that the rank exited without a
+    message, and ``signal`` means that a signal outside :data:`SIGNALS` killed the rank. ``gone`` means that the host
+    went down or that the connection to the host was lost. ``gpu-memory`` means that CUDA memory ran out, and
+    ``out-of-memory`` means that host memory ran out. ``no-p2p`` means that GPUs communicate through shared memory
+    although NVLink connects them. ``wrong-sum`` means that the all-reduce computed wrong sums, and ``slow`` means that
+    the all-reduce was slow. If the kind is the name of a diagnosis, the symptom is a finding with this diagnosis, or an
+    exception in a rank that indicates this diagnosis.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True)
 class Effect:
-    """An effect of a cause: the kinds of symptoms, the ranks that show them, the backends, and the reason."""
+    """An effect of a cause: the kinds of symptoms, the ranks that show them, the backends, and an explanation."""
 
     kinds: tuple[str, ...]
     reach: Reach

@@ -167,7 +167,7 @@ class ClusterSource:
 
 
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
-    """Yield each command-line option for a node, the option's key in ``Cluster.origins``, and its value.
+    """Yield each command-line option for a node, with its key in ``Cluster.origins`` and its value.
 
     The value is None if the node uses the option's default.
     """

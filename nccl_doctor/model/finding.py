@@ -106,7 +106,7 @@ class Details(FrozenModel):
     Attributes:
         failed: source and target of each failed connection that the finding names, or None if the finding names no
             connection.
-        pids: the processes that the finding names, or None if the finding names no process.
+        pids: the PIDs of the processes that the finding names, or None if the finding names no process.
         rules: the firewall rules that block connections, keyed by host.
         directions: the directions in which a host is slow ("send", "receive" or both).
         is_unexplained: whether the cause of a failed all-reduce is unknown.
@@ -183,7 +183,7 @@ class Consequence(FrozenModel):
 
 
 class Diagnosis(FrozenModel):
-    """A diagnosis of one fault: its register entry, the finding, and its consequences.
+    """A diagnosis of one fault: the register entry, the finding, and the consequences of the fault.
 
     ``page`` is the URL of the page that explains the diagnosis, or None if the package names no website.
     """
@@ -213,10 +213,10 @@ class Gap(FrozenModel):
 
 
 class CheckResult(FrozenModel):
-    """The result of a check over all hosts.
+    """The result of a check on all hosts.
 
-    ``reason`` explains an outcome other than "pass". ``looked_at`` names the facts and the number of hosts on which the
-    verdict is based.
+    ``reason`` explains an outcome other than "pass". ``looked_at`` names the facts and the hosts on which the verdict
+    is based.
     """
 
     code: str
@@ -228,7 +228,7 @@ class CheckResult(FrozenModel):
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
     """For each reason, the hosts on which the check has no verdict.
 
-    ``reason`` summarizes the gaps. The JSON document contains ``reason`` but not ``gaps``.
+    ``reason`` summarises the gaps. The JSON document contains ``reason`` but not ``gaps``.
     """
 
 

@@ -1,9 +1,9 @@
 """A change to a machine, with the commands that make the change, print the affected state, and undo the change.
 
-A check, or the model of a firewall, creates an operation from typed values. Users paste the same command that ``fix``
-runs, because both come from the same object. The result of an operation is determined from the *state*, which consists
-of the lines that the operation's ``look`` command prints. If ``look`` exits with a status other than 0, the state is
-unknown. The undo depends only on the state before the change, so a record of that state is sufficient.
+Checks and firewall models create operations from typed values. Users paste the same command that ``fix`` runs, because
+both come from the same object. The result of an operation is determined from the *state*, which consists of the lines
+that the operation's ``look`` command prints. If ``look`` exits with a status other than 0, the state is unknown. The
+undo depends only on the state before the change, so a record of that state is sufficient.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Operation(ABC):
 
 
 def all_of(lines: Sequence[Line | None]) -> Line | None:
-    """Return one line that runs all lines up to the first failure, or None if ``lines`` is empty or contains None."""
+    """Return one line that runs the lines until one fails, or None if ``lines`` is empty or contains None."""
     joined: Line | None = None
     for line in lines:
         if line is None:

@@ -161,11 +161,11 @@ class Elsewhere(Observed):
 class Suggestion(FrozenModel):
     """A port that can be used instead of an occupied port.
 
-    The suggested port is free on ``hosts``, and ``command`` sets this port for the next launch. ``master`` is the host
-    on which the job's ranks expect the port, or None for the host of the report. If the firewall allows only ports in
-    the ephemeral range, ``reserve`` is a command line that keeps outgoing connections from using the suggested port.
-    ``starts`` contains command lines that start a job on the suggested port. These command lines use the launcher of
-    the job that occupied the old port or, if this launcher is unknown or can't set the port, torch's launchers.
+    The suggested port is free on ``hosts``, and ``command`` sets this port for the next launch. ``master`` is the
+    address at which the job's ranks connect to the port, or None for the report's ``host``. If the firewall allows only
+    ports in the ephemeral range, ``reserve`` is a command line that keeps outgoing connections from using the suggested
+    port. ``starts`` contains command lines that start a job on the suggested port. These command lines use the launcher
+    of the job that occupied the old port or, if this launcher is unknown or can't set the port, torch's launchers.
     """
 
     port: int
@@ -222,7 +222,8 @@ class PortReport(Document):
     def ends_by_itself(self) -> bool:
         """True if the port will become free without any action.
 
-        A port becomes free by itself if the port is in TIME_WAIT or if another run of nccl-doctor uses the port.
+        A port becomes free by itself if only closed connections (TIME_WAIT) or other runs of nccl-doctor occupy the
+        port.
         """
         of_check = bool(self.jobs) and all(job.of_check for job in self.jobs)
         return not self.free and (self.cause == "time-wait" or of_check)

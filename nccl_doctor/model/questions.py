@@ -26,7 +26,10 @@ class SlowRails:
 
 @dataclass(frozen=True)
 class FaultyGroup:
-    """The question of which host or pair of hosts makes the all-reduce fail if it is repeated in smaller groups."""
+    """The question of which host or pair of hosts makes the all-reduce fail.
+
+    To answer the question, nccl-doctor repeats the all-reduce in smaller groups of hosts.
+    """
 
 
 Question = OtherNetworks | SlowRails | FaultyGroup

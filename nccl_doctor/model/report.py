@@ -93,7 +93,7 @@ Name = Annotated[str, Field(max_length=4096)]  # name of a host in a snapshot
 
 
 class MachineLoad(FrozenModel):
-    """The load of a machine.
+    """The load on a machine.
 
     Attributes:
         queue: number of runnable processes, averaged over one minute (proc_loadavg(5)).
@@ -124,8 +124,8 @@ class Load(FrozenModel):
     A high load might be the reason why hosts answer late.
 
     Attributes:
-        controller: load of the machine on which nccl-doctor ran, measured while nccl-doctor connected to the hosts.
-        hosts: loads of the hosts that answered, measured at the start of their probes.
+        controller: load on the machine on which nccl-doctor ran, measured while nccl-doctor connected to the hosts.
+        hosts: load on each host that answered, measured at the start of the host's probe.
         second_try: hosts that answered only the second connection attempt.
     """
 
@@ -146,7 +146,7 @@ The first attempt to connect has a time limit of a few seconds, and the second a
 
 
 class FailedDial(Observed):
-    """A TCP connection from ``src`` to ``dst`` that did not reach nccl-doctor's listener.
+    """A TCP connection attempt from ``src`` to ``dst`` that did not reach nccl-doctor's listener.
 
     ``error`` is the name of an errno value. ``seconds`` (the duration of the attempt) and ``source_port`` (the local
     port) are None if they were not recorded.
@@ -169,7 +169,8 @@ class SampleReport(FrozenModel):
         random_peers: number of random peers to which each host connected.
         distances: distances in the ring that all hosts form in the order of their ranks. Each host connected to the
             hosts that follow it at these distances.
-        dialled_by_all: hosts to which all other hosts connected because a first connection attempt had failed.
+        dialled_by_all: hosts to which all other hosts connected, because these hosts might have caused connection
+            failures.
     """
 
     random_peers: int
@@ -288,7 +289,10 @@ class RankReport(Observed):
 
 
 class SizeReport(Observed):
-    """Results for one message size: the median time, and nccl-tests' bandwidths in GB/s (10⁹ bytes per second)."""
+    """Results for one message size: the median time, and the bandwidths as defined by nccl-tests.
+
+    The bandwidths are in GB/s (10⁹ bytes per second).
+    """
 
     bytes: Count
     seconds: Seconds

@@ -6,8 +6,9 @@ gloo/transport/tcp/device.cc). The list syntax and the default of GLOO_SOCKET_IF
 
 Of two ranks, the rank with the higher address connects to the other rank. gloo compares addresses as memcmp(3) does
 and, if the addresses are equal, compares ports (``Device::isInitiator`` in gloo/transport/tcp/device.cc). A host that
-advertises 127.0.0.1 can communicate with peers in 10.0.0.0/8, because the host itself connects to these peers. The host
-can't communicate with peers in 192.168.0.0/16, because these peers would have to connect to 127.0.0.1.
+advertises 127.0.0.1 can communicate with peers in 10.0.0.0/8, because the host itself connects to these peers. A host
+that advertises 127.0.0.1 can't communicate with peers in 192.168.0.0/16, because these peers would have to connect to
+127.0.0.1.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 NCCL considers interfaces in the order of getifaddrs(3), with all IPv4 addresses before all IPv6 addresses. The
 bootstrap listens on the first interface that NCCL accepts. NET/Socket uses all interfaces that NCCL accepts, but at
 most 16. If NCCL_COMM_ID is set, the bootstrap uses the interface in the subnet of the address in NCCL_COMM_ID. The
-model follows NCCL 2.4 to 2.30. See ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet`` in
-src/misc/socket.cc (in src/include/socket.h before 2.12.7). The syntax of NCCL_SOCKET_IFNAME is
-``[^][=]TOKEN[,TOKEN…]``. "^" means that NCCL must not use the listed interfaces, and "=" means that the tokens are
-complete names instead of prefixes. "^" and "=" apply to the whole list. Spaces and case are significant, but the order
-of the tokens is not.
+model is based on the source code of NCCL 2.4 to 2.30. See ``ncclSocketGetAddrFromString`` and
+``ncclFindInterfaceMatchSubnet`` in src/misc/socket.cc (in src/include/socket.h before 2.12.7). The syntax of
+NCCL_SOCKET_IFNAME is ``[^][=]TOKEN[,TOKEN…]``. "^" means that NCCL must not use the listed interfaces, and "=" means
+that the tokens are complete names instead of prefixes. "^" and "=" apply to the whole list. Spaces and case are
+significant, but the order of the tokens is not.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None
 
 
 def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:
-    """Return the addresses of a family.
+    """Return the interface addresses of an address family.
 
     The IPv6 loopback address is omitted, but the IPv4 loopback address is included.
 
@@ -316,7 +316,7 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
 
 
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
-    """Return only the first interface in the subnet, as ``ncclFindInterfaceMatchSubnet`` does.
+    """Return only the first interface in the subnet of ``remote``, as ``ncclFindInterfaceMatchSubnet`` does.
 
     The result does not depend on NCCL_SOCKET_IFNAME, the address family or IFF_RUNNING.
     """

@@ -15,10 +15,10 @@ torch/csrc/distributed/c10d):
   ``0.0.0.0`` or ``?UNKNOWN?`` as the address, or with errno 13 if only root may bind the port
 - 2.1: ``listen fd 5 is bound to port 29501, expected to be bound to port 29500``
 - 2.2 with libuv, the default since 2.4: ``useIpv6: 0, code: -98, name: EADDRINUSE``, without the port
-- 2.7: the form of 2.2 with ``port: 29500, useIpv6: false`` in front, and with code -48 on macOS
+- - 2.7: ``port: 29500, useIpv6: false, code: -98, name: EADDRINUSE``, with code -48 on macOS
 
-NCCL's own message ``Call to bind failed`` has another cause. NCCL requests any free port from the kernel
-(src/misc/socket.cc), so the call fails if the ephemeral ports are exhausted.
+NCCL's own ``Call to bind failed`` message does not concern the port on which torch listens. NCCL asks the kernel for
+any free port (src/misc/socket.cc), so NCCL's call to bind(2) fails if the ephemeral ports are exhausted.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 NCCL, torch and gloo ignore unknown names, so a misspelt name has no effect and causes no message. A name counts as
 misspelt if its words differ from those of a known name only in a few letters or in their order. A name also counts as
-misspelt if it lacks the word IB, NET or SOCKET of a known name, or if it contains ENABLE instead of DISABLE. For any
-other name, no variable is suggested, because a suggestion with a different meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT)
-is worse than no suggestion. If a line of a config file begins with spaces or "export", NCCL treats the spaces or
-"export" as part of the variable's name.
+misspelt if it lacks the word IB, NET or SOCKET of a known name, or if it contains ENABLE instead of DISABLE or DISABLE
+instead of ENABLE. For any other name, no variable is suggested, because a suggestion with a different meaning
+(NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than no suggestion. If a line of a config file begins with spaces or
+"export", NCCL treats the spaces or "export" as part of the variable's name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Parsers for answers from NCCL's RAS service (``ncclras``, port 28028).
 
-An answer describes communicators, ranks, operation counts and missing processes. RAS answers in text since NCCL 2.24,
-and also in JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). A text answer lists the rank numbers
-only for small groups of ranks and never lists healthy ranks. A JSON answer lists all ranks, but omits processes whose
-communicator is unknown. Only numbers in range and short plain words are accepted, because answers come from untrusted
-hosts.
+An answer describes communicators, ranks, operation counts and missing processes. RAS supports answers in text from NCCL
+2.24 on, and answers in JSON (``SET FORMAT json``) from 2.28.7 on (src/ras/client_support.cc). A text answer lists the
+rank numbers only for small groups of ranks and never lists healthy ranks. A JSON answer lists all ranks, but omits
+processes whose communicator is unknown. Only numbers in range and short plain words are accepted, because answers come
+from untrusted hosts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RasRank:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """A group of ranks of one communicator that have the same value of ``topic``.
+    """A group of ranks that belong to one communicator and have the same value of ``topic``.
 
     The other ranks of the communicator have a different value of ``topic``.
     """

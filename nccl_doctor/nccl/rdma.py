@@ -1,16 +1,17 @@
 """Model of NCCL's list of RDMA devices: the order, the NCCL_IB_HCA filter, fused devices, and the ports' GIDs.
 
-The model follows NCCL 2.18 to 2.30.7. ``ncclIbInitDevices`` lists the devices, and ``ncclIbGetGidIndex`` chooses the
-GIDs. Both functions are in src/transport/net_ib.cc (since 2.29.2 in net_ib/init.cc and net_ib/connect.cc).
-``parseStringList`` in src/misc/utils.cc parses NCCL_IB_HCA. Since 2.24, ``ncclTopoAutoMerge`` in src/graph/topo.cc
-fuses devices. NCCL lists a port if the port is ACTIVE, its link layer is InfiniBand or Ethernet, and NCCL_IB_HCA
-accepts it. A port that is down is not listed, so the following ports move up in the list. NCCL_IB_HCA filters the list
-but does not change its order. The model was compared with the real library, which can list simulated devices without a
-GPU (scripts/rdma-fuzz). NCCL 2.21.5 fuses the same ports as the model. NCCL 2.26 to 2.32.3 list the same ports in the
-same order as the model and choose the same GIDs. In NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and NCCL_IB_RAIL_POLICY did not
-change the list or the GIDs of simulated devices. The effect of these variables on real devices is unknown. Before NCCL
-2.26, a connection fails with an error if NCCL compares an empty entry of the GID table with another entry. The kernel
-lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN show.
+The model is based on the source code of NCCL 2.18 to 2.30.7. ``ncclIbInitDevices`` lists the devices, and
+``ncclIbGetGidIndex`` chooses the GIDs. Both functions are in src/transport/net_ib.cc (since 2.29.2 in net_ib/init.cc
+and net_ib/connect.cc). ``parseStringList`` in src/misc/utils.cc parses NCCL_IB_HCA. Since 2.24, ``ncclTopoAutoMerge``
+in src/graph/topo.cc fuses devices. NCCL lists a port if the port is ACTIVE, its link layer is InfiniBand or Ethernet,
+and NCCL_IB_HCA accepts it. A port that is down is not listed, so the following ports move up in the list. NCCL_IB_HCA
+filters the list but does not change its order. The model was compared with the real library, which can list simulated
+devices without a GPU (scripts/rdma-fuzz). NCCL 2.21.5 fuses the same ports as the model. NCCL 2.26 to 2.32.3 list the
+same ports in the same order as the model and choose the same GIDs. In NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and
+NCCL_IB_RAIL_POLICY did not change the list or the GIDs of simulated devices. The effect of these variables on real
+devices is unknown. Before NCCL 2.26, a connection fails with an error if NCCL compares an empty entry of the GID table
+with another entry. The kernel lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN
+show.
 """
 
 from __future__ import annotations
@@ -155,7 +156,10 @@ def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Netw
 
 @dataclass(frozen=True)
 class RdmaEntry:
-    """A port in NCCL's list. ``index`` is the number in brackets in NCCL's log line "NET/IB : Using"."""
+    """A port in NCCL's list of RDMA devices.
+
+    ``index`` is the number in brackets in NCCL's log line "NET/IB : Using".
+    """
 
     index: int
     device: RdmaDevice

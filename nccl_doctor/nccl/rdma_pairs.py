@@ -219,7 +219,7 @@ def _aware(side: RdmaSide) -> bool:
 
 
 def _by_subnet(a: RdmaSide, nic: Nic, b: RdmaSide, other: Nic) -> tuple[Nic, Nic]:
-    """Return the device of the connecting host and the device of the listening host.
+    """Return the devices that NCCL chooses on the connecting host and on the listening host.
 
     On the connecting host, NCCL chooses a device whose networks are also networks of the listening host's device. On
     the listening host, NCCL then chooses a device whose networks are also networks of the connecting host's device.

@@ -1,9 +1,9 @@
 """Verdicts on whether other hosts can reach the addresses that NCCL chose, based on routes and connection tests.
 
-The names of interfaces do not matter. For example, docker0 is acceptable if the other hosts can reach its address. The
-reachability of an address is determined from all hosts or, in a large cluster, from one host of each group with the
-same routes. Testing every pair of 4,096 hosts would require 16 million tests, but hosts with the same routes give the
-same result.
+A verdict does not depend on the interface's name. For example, an address of docker0 is acceptable if the other hosts
+can reach this address. The reachability of an address is determined from all hosts or, in a large cluster, from one
+host of each group with the same routes. Testing every pair of 4,096 hosts would require 16 million tests, but hosts
+with the same routes give the same result.
 """
 
 from __future__ import annotations

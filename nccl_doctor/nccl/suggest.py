@@ -2,8 +2,8 @@
 
 Each suggestion is verified before it is shown. To verify a suggestion, nccl-doctor computes NCCL's choice of interfaces
 as if the suggested settings were in the hosts file. Every address that NCCL would use with the suggested settings must
-be reachable from every other host. If no settings meet this condition, settings are accepted if no address is known to
-be unreachable.
+be reachable from every other host. If no settings are proven to work, nccl-doctor suggests settings with which no
+address is known to be unreachable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ A Kubernetes node might have thousands of addresses, each in a network of its ow
 
 @dataclass(frozen=True)
 class InterfaceSuggestion:
-    """The name of the interface that each host should use."""
+    """The name of the interface that NCCL should use on each host."""
 
     interfaces: InterfacePlan
 

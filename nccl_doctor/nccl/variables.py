@@ -12,10 +12,10 @@ with the variable, "last" is the last version with the variable, and "removed" i
 variable.
 
 NCCL parses numbers with ``strtoll(value, NULL, 0)``, which stops at the first invalid character. For example, "1M" is
-read as 1, and "010" is read as 8. NCCL reads "true" as 0 before 2.32 and uses the default from 2.32 on, as tests with
-the real libraries show (scripts/rdma-fuzz). If a number overflows, NCCL uses the default (``ncclLoadParam`` in
-src/misc/param.cc). If a variable accepts only certain words, NCCL ignores all other words. NCCL_IB_HCA has its own
-grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
+read as 1, and "010" is read as 8. NCCL versions before 2.32 read "true" as 0, and later versions use the default
+instead, as tests with the real libraries show (scripts/rdma-fuzz). If a number overflows, NCCL uses the default
+(``ncclLoadParam`` in src/misc/param.cc). If a variable accepts only certain words, NCCL ignores all other words.
+NCCL_IB_HCA has its own grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ TORCH_NAMES = frozenset(
         *("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC"),
     }
 )
-"""Variables for NCCL and the flight recorder that some version of torch from 2.2 to 2.15 reads.
+"""Variables that any version of torch from 2.2 to 2.15 reads for its NCCL backend or flight recorder.
 
 Sources: libtorch_cuda.so and ProcessGroupNCCL.hpp.
 """
@@ -406,7 +406,7 @@ def _judge_ifname(value: str) -> BadValue | None:
 
 
 RAILS: VersionNumbers = (2, 30, 7)
-"""The first version that reads a rail and a plane in NCCL_IB_HCA and that supports NCCL_IB_SUBNET_AWARE_ROUTING."""
+"""The first NCCL version that reads a rail and a plane in NCCL_IB_HCA and supports NCCL_IB_SUBNET_AWARE_ROUTING."""
 
 MOST_PORTS = 32  # ``MAX_IB_DEVS``: for the list, and for the items of NCCL_IB_HCA
 INT64 = range(-(2**63), 2**63)
@@ -414,14 +414,14 @@ Variables = Mapping[str, str]
 
 
 NO_NUMBER: VersionNumbers = (2, 32, 0)
-"""The first version in which a value without a number ("true", "-") means the variable's default.
+"""The first NCCL version in which a value without a number ("true", "-") means the variable's default.
 
 In earlier versions, a value without a number means 0.
 """
 
 
 def integer(variables: Variables, name: str, default: int, version: VersionNumbers) -> int:
-    """Return the number that NCCL reads (``ncclLoadParam``).
+    """Return the number that NCCL reads from a variable (``ncclLoadParam``).
 
     The default is used if the value is unset, empty or too large or, from NCCL 2.32 on, if the value does not begin
     with a number.

@@ -64,8 +64,10 @@ NEWEST = (2, 32)  # the last series whose variables and values are known here
 
 _TORCH_2_8 = (2, 8)
 NCCL_OF_TORCH_2_8: VersionNumbers = (2, 27, 3)
-"""The NCCL version that the wheels of torch 2.8 require for every CUDA version. Older wheels for CUDA 11 required
-2.21.5. Sources: RELEASE.md and .ci/docker/ci_commit_pins in pytorch, and the requirements of the wheels.
+"""The NCCL version that the wheels of torch 2.8 require for every CUDA version.
+
+Older torch wheels for CUDA 11 required NCCL 2.21.5. Sources: RELEASE.md and .ci/docker/ci_commit_pins in pytorch, and
+the requirements of the wheels.
 """
 
 
@@ -97,7 +99,7 @@ def newer(version: VersionNumbers | None) -> str | None:
 
 
 def oldest_with(torch: str) -> VersionNumbers:
-    """Return the oldest NCCL version that might have been released with this version of torch."""
+    """Return the oldest NCCL version that this version of torch might use."""
     numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
     return NCCL_OF_TORCH_2_8 if at_least else OLDEST

@@ -73,7 +73,7 @@ def die_with(parent: int) -> None:
 def scratch() -> str:
     """Create a temporary directory for child processes.
 
-    The directory is removed by :func:`remove_scratch` or when the probe exits.
+    The directory is removed when :func:`remove_scratch` is called or when the probe exits.
     """
     import tempfile
 

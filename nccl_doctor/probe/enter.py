@@ -89,7 +89,7 @@ def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str
 
 
 def _limit(allowed: int, last: int) -> None:
-    """Drop the capabilities 0 to ``last`` that are not in ``allowed``, also from the bounding set."""
+    """Remove the capabilities 0 to ``last`` that are not in ``allowed`` from all capability sets of this process."""
     for number in range(last + 1):
         if not allowed >> number & 1:
             _prctl(PR_CAPBSET_DROP, number)

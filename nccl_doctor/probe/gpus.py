@@ -66,7 +66,7 @@ UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,
 
 
 def fault_in(row: str) -> str | None:
-    """Return the text in a row of nvidia-smi that indicates a GPU fault, or None if the row indicates no fault."""
+    """Return the text that indicates a GPU fault in a row of nvidia-smi's output, or None if there is no fault."""
     match = FAULT.search(row)
     return match and (match[1] or match[2])
 

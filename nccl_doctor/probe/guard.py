@@ -204,7 +204,7 @@ def refuses(pid: int, table: ProcessTable, *, force: bool) -> str | None:
 
 
 def is_own(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process has the same user, container, Slurm job and login as the probe."""
+    """Return whether a process has the same user, container, Slurm job and login user as the probe."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 

@@ -1,10 +1,9 @@
 """Functions that find the processes of a job, such as a launcher and its ranks, or ranks that have lost their launcher.
 
-For a given process, the search finds the launcher or the Python process that forked or spawned the given process. The
-job includes all descendants of this launcher or Python process. If the launcher has exited, the job also includes the
-other orphans that the launcher had started at about the same time. A job consists of its first process and that
-process's descendants. In addition, a job includes only orphans of the same user and run, and the descendants of these
-orphans.
+For a given process, the search finds the launcher or the Python process that forked or spawned the given process. A job
+consists of its first process, such as a launcher, and the descendants of the first process. The job of a rank whose
+launcher has exited also includes orphans of the same user and run that started at about the same time as the rank, and
+the descendants of these orphans.
 """
 
 from __future__ import annotations
@@ -56,14 +55,17 @@ PROBE = "<nccl-doctor>"  # in the command line of every probe (crew/start.py)
 
 
 def is_probe(pid: int, table: ProcessTable) -> bool:
-    """Return whether a process has the command line of a probe. Any process can imitate this command line."""
+    """Return whether a process has the command line of a probe.
+
+    Any process can imitate a probe's command line.
+    """
     return any(PROBE in word for word in table.argv(pid))
 
 
 def is_command(pid: int, table: ProcessTable) -> bool:
     """Return whether a process has the command line of the ``nccl-doctor`` command.
 
-    The result proves nothing, because any process can have such a command line.
+    The result is not proof, because any process can imitate the command line of ``nccl-doctor``.
     """
     return program(table.argv(pid)) == "nccl-doctor"
 

@@ -28,7 +28,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 class InterruptedDumpError(OSError):
-    """Error for a dump in which entries may be missing or duplicated, because the table changed during the dump."""
+    """Error for a dump in which entries might be missing or duplicated because the table changed during the dump."""
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
@@ -125,8 +125,8 @@ STATES = (
 )
 """Names of TCP states, indexed by state number (include/net/tcp_states.h).
 
-In a request, state 13 (TCP_BOUND_INACTIVE) selects sockets that are bound but neither listening nor connected. The
-kernel reports these sockets in state 7 (TCP_CLOSE).
+In a request, state 13 (TCP_BOUND_INACTIVE) selects sockets that are bound but neither listening nor connected. In an
+answer, a socket that is bound but neither listening nor connected has state 7 (TCP_CLOSE).
 """
 ALL_STATES = (1 << len(STATES)) - 1
 LISTENING = 1 << STATES.index("LISTEN")

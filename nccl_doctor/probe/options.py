@@ -2,9 +2,9 @@
 
 Sources: torch/distributed/run.py and launch.py of PyTorch 2.13, accelerate/commands/launch.py 1.15,
 deepspeed/launcher/runner.py 0.19, mpirun(1), srun(1), vllm/engine/arg_utils.py 0.33, sglang/srt/arg_groups/fields 0.5,
-and ray/scripts/scripts.py 2.60. The options of an installed launcher can differ from these tables.
-:func:`source_options` therefore reads the options from the launcher's source code, which is not run. Launchers accept
-"-" instead of "_" in option names, and "=" before a value.
+and ray/scripts/scripts.py 2.60. The options of an installed launcher might differ from these tables.
+:func:`source_options` therefore reads the options from the launcher's source code, without running the code. Launchers
+accept "-" instead of "_" in option names, and "=" before a value.
 """
 
 from __future__ import annotations

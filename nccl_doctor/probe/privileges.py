@@ -85,7 +85,7 @@ def shares_root(place: int) -> bool:
 
 
 def become(wanted: Credentials, capability: int | None = None) -> None:
-    """Switch irrevocably to a user's permissions, with no capability except ``capability``.
+    """Switch irrevocably to the given credentials, and drop all capabilities except ``capability``.
 
     Programs that this process runs afterwards have the same restrictions.
     """
@@ -125,9 +125,9 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
 
     Return the PID of the examined process in the PID namespace in which the program will run. If the root directory and
     the PID namespace of the examined process both differ from the caller's, the function returns in a child process of
-    the caller. CAP_SYS_PTRACE is kept only if the kernel would otherwise deny access (ptrace(2)). The kernel denies
-    access if Yama restricts ptrace, or if the process has capabilities, is not dumpable, or is in another user
-    namespace.
+    the caller. CAP_SYS_PTRACE is kept only if the kernel would otherwise deny access to the memory of the examined
+    process (ptrace(2)). The kernel denies access if Yama restricts ptrace, or if the examined process has capabilities,
+    is not dumpable, or is in another user namespace.
     """
     place = open_process(pid, started)
     status, own_status = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

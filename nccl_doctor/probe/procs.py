@@ -22,8 +22,8 @@ MOST_FILES = 1 << 16  # descriptors of one process that are examined
 FEW_FILES = 1024
 """Number of open files that are examined first for every process.
 
-Any user can start, for example, 120 processes with 20,000 open files each, so a process's additional open files are
-examined last.
+Any user can start, for example, 120 processes with 20,000 open files each. If a process has more open files than this
+number, the remaining files are therefore examined last.
 """
 MORE_FILES_S = 6.0
 
@@ -34,8 +34,8 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
     Several processes can have the same socket open because children inherit sockets.
 
     The first result is a dictionary that maps inodes of sockets to lists of PIDs. The second result is True if every
-    open file was examined. The additional files of processes with many open files are examined for at most ``within_s``
-    seconds.
+    open file was examined. If processes have more than FEW_FILES open files, the remaining files are examined for at
+    most ``within_s`` seconds in total.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     holders: dict[int, list[int]] = {}
@@ -299,7 +299,7 @@ MOST_SPACES = 64  # network namespaces that are examined: any user may create as
 def unit_of(pid: int, table: ProcessTable) -> str | None:
     """Return a process's Slurm job or container, such as "docker container 3f2a40b1c9d2".
 
-    The Slurm job or container is determined from the process's control group or environment variable ``SLURM_JOB_ID``.
+    The Slurm job or container is determined from the process's control group or ``SLURM_JOB_ID`` environment variable.
     """
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
@@ -399,7 +399,7 @@ def _container(pid: int, table: ProcessTable) -> str | None:
 def _slurm_job(pid: int, table: ProcessTable) -> str | None:
     """Return a process's Slurm job.
 
-    A job ID from the environment variable ``SLURM_JOB_ID`` is used only if the job's slurmstepd is running.
+    A job ID from the ``SLURM_JOB_ID`` environment variable is used only if the job's slurmstepd is running.
     """
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:

@@ -170,7 +170,7 @@ def _peer(flow: SocketTraffic) -> str:
 def _bytes(flow: SocketTraffic | None) -> int:
     """Return the number of received bytes plus the number of sent bytes that the peer has acknowledged.
 
-    The result is 0 before Linux 4.1, which introduced these counters.
+    The result is 0 before Linux 4.1, because older kernels do not count these bytes.
     """
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
@@ -178,7 +178,7 @@ def _bytes(flow: SocketTraffic | None) -> int:
 def _moved(before: Look, now: Look) -> str | None:
     """Return a phrase that describes the progress between two samples, or None if there is no progress.
 
-    All activity of a process or connection that is missing from the first sample counts as progress.
+    For a process or connection that is missing from the first sample, CPU time and bytes are counted from zero.
     """
     seconds = now.at - before.at
     for inode, flow in now.peers.items():

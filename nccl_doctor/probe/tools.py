@@ -2,8 +2,8 @@
 
 Programs are searched for by name in the user's PATH and in the system's directories. The arguments, working directory,
 environment variables and root directory of an examined process are never used to find a program. As root, the probe
-runs a program only if no other user can change or replace the program. As any other user, the probe runs the same
-programs as the user's shell would.
+runs a program only if no other user can change or replace the program. Without root privileges, the probe runs the same
+programs as the user's shell.
 
 Some programs are run without a search, namely the Python interpreter from the hosts file (facts/software.py,
 smoke/allreduce.py), the login shell (facts/software.py), and /bin/sh with rm and sleep (children.py). A copy of py-spy
@@ -171,7 +171,7 @@ PROGRAMS = {  # by name, with its purpose; no other program is run
 }
 SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Directories of nvidia-smi on GKE and WSL, which might not be in the PATH of a non-interactive shell."""
+"""Directories that contain nvidia-smi on GKE and WSL but might not be in the PATH of a non-interactive shell."""
 MOST_STEPS = 256
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

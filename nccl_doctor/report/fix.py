@@ -1,4 +1,4 @@
-"""Renders the screens of ``fix``: the plan that the user confirms, and the results."""
+"""Renders the output of ``fix``: the plan that the user confirms, and the results."""
 
 from __future__ import annotations
 

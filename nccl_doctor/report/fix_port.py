@@ -1,4 +1,4 @@
-"""Renders the screen of ``fix-port``: the process that uses the port, and the commands that free the port."""
+"""Renders the output of ``fix-port``: the process that uses the port, and the commands that free the port."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _STATES = {"LISTEN": "listening", "BOUND": "bound, not listening", "TIME_WAIT": 
 
 
 def render(report: PortReport, options: RenderOptions) -> str:
-    """Return the screen, or "" if the port is free and ``--quiet`` is set."""
+    """Return the output, or "" if the port is free and ``--quiet`` is set."""
     return "" if options.quiet and report.free else screen(report)
 
 
 def screen(report: PortReport, *, asking: bool = False) -> str:
-    """Return the whole screen.
+    """Return the output regardless of ``--quiet``.
 
-    If ``asking`` is true, the remedies are left out, because the user is then asked a question.
+    If ``asking`` is true, the remedies are left out, because a confirmation prompt follows the output.
     """
     place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
     if report.port is None:
@@ -94,7 +94,10 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
 
 
 def _sockets(sockets: Iterable[TcpSocket]) -> Iterator[str]:
-    """Yield the lines for the sockets. A socket that several processes share is listed once."""
+    """Yield a line for each of the first few sockets.
+
+    A socket that several processes share is listed once.
+    """
     shown: dict[str, None] = {}
     for sock in sockets:
         to = sock.remote_address and sock.remote_port and f" to {endpoint(sock.remote_address, sock.remote_port)}"
@@ -180,12 +183,12 @@ def _of_container(report: PortReport) -> Iterator[list[str]]:
 
 
 def _lifted(report: PortReport) -> str:
-    """Return a note that ``--force`` overrides the refusal, or "" if nothing overrides the refusal."""
+    """Return a note that ``--force`` overrides the refusal to end a job, or "" if nothing overrides the refusal."""
     return "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
-    """Yield lines that explain why a free port could not be bound before, and how to reserve the port."""
+    """Yield lines that explain why a port that is now free could not be bound earlier, and how to reserve the port."""
     yield wrap(
         "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
         "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "

@@ -33,7 +33,10 @@ _PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Return the screen. With ``--quiet``, the screen contains only diagnoses and checks without a verdict."""
+    """Return the output.
+
+    With ``--quiet``, the output contains only diagnoses and checks without a verdict.
+    """
     screen = Screen.of(options)
     ordered = sorted(report.diagnoses, key=lambda item: -item.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(item, screen)) for item in ordered)]
@@ -159,7 +162,7 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 
 def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Yield, for each place, a heading, the commands, and whether all commands can be shown.
+    """For each group of hosts with the same commands, yield a heading, the commands, and whether all can be shown.
 
     A heading is, for example, ``On each of node[2-3], as root:``.
     """
@@ -353,7 +356,7 @@ _READ = {
 def render_hang(report: HangReport, options: RenderOptions) -> str:
     """Return the terminal output of ``hang``.
 
-    With ``--quiet``, the screen contains only diagnoses and an unknown verdict.
+    With ``--quiet``, the output contains only the diagnoses or, if there are none, an unknown verdict.
     """
     screen = Screen.of(options)
     blocks = [list(diagnosis(item, screen)) for item in reversed(report.diagnoses)]

@@ -1,6 +1,6 @@
 """Selects the function that renders a command's document in the requested format.
 
-Rendering functions return strings and neither write files nor read the clock. A new format, or the screen of a new
+Rendering functions return strings and neither write files nor read the clock. A new format, or the output of a new
 command, needs a module in this package and a line in this module.
 """
 

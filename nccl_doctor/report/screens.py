@@ -102,7 +102,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
 
 
 def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Yield rows of advertised addresses, with one row for similar hosts.
+    """Yield a row for each program and reason, with the hosts and the addresses that the program advertises.
 
     Without ``verbose``, only the addresses that the cluster's engine advertises are included.
     """

@@ -83,7 +83,10 @@ def joined(blocks: Iterable[Sequence[str]]) -> str:
 
 
 class Screen(NamedTuple):
-    """The style and size of a report's screen. Only lines with commands may be wider than ``width`` cells."""
+    """The style and width of a report in the terminal.
+
+    Only lines with commands may be wider than ``width`` cells.
+    """
 
     paint: Paint
     width: int = 80

@@ -191,7 +191,7 @@ def _by_metadata(side: Side) -> Advertised | None:
 
 
 def _vllms_store(side: Side) -> Advertised | None:
-    """Return the address that vLLM passes to Mooncake's store, which is vLLM's own address.
+    """Return vLLM's own address, which vLLM passes to Mooncake's store.
 
     The result is None if vLLM is not installed or if SGLang is installed.
     """
@@ -251,8 +251,8 @@ class Program:
     """A program that advertises an address to its peers.
 
     Attributes:
-        steps: the steps by which the program finds its address. Each entry begins with the version that introduced its
-            steps, and the oldest version is first.
+        steps: for each version that changed how the program finds its address, the version number and the steps. The
+            oldest version comes first.
         variables: environment variables that imply that the program is used, even if no installation of the program was
             found.
         export: the environment variable that sets the address, or None.
@@ -283,7 +283,7 @@ class Program:
 
     @property
     def is_server(self) -> bool:
-        """True if ``launch`` starts the program with each host's own address, as for vLLM."""
+        """True if the launch command for each host contains the host's own address, as for vLLM."""
         return self.always and bool(self.syntax)
 
 

@@ -30,7 +30,7 @@ class AccessFacts(ClippedModel):
     def ran_out_of_time(self) -> bool:
         """True if a deadline was missed.
 
-        A missed deadline can be caused by high load on the machine that runs nccl-doctor.
+        High load on the machine that runs nccl-doctor might be the cause of a missed deadline.
         """
         return bool(getattr(self, "late", False))
 

@@ -59,7 +59,7 @@ from nccl_doctor.text.inet import Address, numeric
 class Shown:
     """Annotation of a fact that ``-v`` shows under a label.
 
-    The function ``words`` returns the phrase that is shown for the fact.
+    The ``words`` function returns the phrase that is shown for the fact.
 
     ``words`` is None if the phrase does not depend on this fact alone.
     """

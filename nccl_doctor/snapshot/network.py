@@ -1,8 +1,8 @@
 """Models of a host's network: links, addresses, routes, name resolution, packet filters, and ports.
 
-If a name resolves to the same addresses on most hosts, this answer is stored only once as a shared answer. Each host
-stores only the answers that differ from the shared answers. If a separate answer were stored for each host and name,
-4,096 hosts with 4,096 names would need about 16.8 million answers.
+Results of name resolution that hosts share are stored only once, as shared answers. For each host, only the answers
+that differ from the shared answers are stored. If a separate answer were stored for each host and name, 4,096 hosts
+with 4,096 names would need about 16.8 million answers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PciLink(Observed):
 
     @property
     def lost_speed(self) -> bool:
-        """True if the link is slower than the speed that both ends support. This is normal while a GPU is idle."""
+        """True if the link's speed is lower than both ends support, which is normal while a GPU is idle."""
         return self.speed < (self.max_speed or 0.0)
 
 
@@ -141,10 +141,10 @@ class Route(Observed):
 
 
 class Refusal(Observed):
-    """A route that refuses packets.
+    """A route that rejects packets.
 
-    For each routing table, only the route that best matches the destination is considered. A refusing route is stored
-    only if no other table's best match refuses packets with the same error.
+    For each routing table, only the route that best matches the destination is considered. A route that rejects packets
+    is stored only if no other table's best match rejects packets with the same error.
     """
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
@@ -186,7 +186,10 @@ class Firewalld(Observed):
 
 
 class FirewallFacts(Observed):
-    """A host's packet filters, as printed by tools such as nft. Rules and comments are untrusted text."""
+    """A host's packet filters, as printed by tools such as nft.
+
+    Firewall rules and comments are untrusted text.
+    """
 
     nft: Fact[Output | None]  # ``nft -j list ruleset``; None if the kernel has no nf_tables
     nft_left_out: tuple[str, ...] = ()  # large tables, family and name, whose chains are in ``nft`` without rules
@@ -209,7 +212,7 @@ class ResolverAnswer(Observed):
 
 
 class Resolution(ResolverAnswer):
-    """The addresses of a name in the cluster, as resolved on one host."""
+    """The addresses to which one of the cluster's host names resolves on a host."""
 
     # source address that the kernel chooses for the first address (a UDP connect(2), no packet)
     source: IpAddress | None = None
@@ -227,7 +230,7 @@ class Resolver(Protocol):
 
 
 class Names(Observed):
-    """The addresses of all names in the cluster, as resolved on one host."""
+    """The addresses to which the cluster's host names resolve on a host."""
 
     # answers that differ from the common one, or from :attr:`source`; in older snapshots every name
     own: dict[str, Resolution]
@@ -379,7 +382,7 @@ MAX_RESERVED = 1 << 18  # characters of a list of every other port
 def _spans(text: object) -> object:
     """Split a string such as "8080,9000-9010" into ranges.
 
-    Other values are returned unchanged, so that pydantic validates them.
+    Overlong strings and values that are not strings are returned unchanged, so that pydantic validates them.
     """
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
@@ -397,7 +400,7 @@ PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]  #
 
 
 class ConntrackTable(Observed):
-    """The kernel's conntrack table: its limit, and the number of entries in this network namespace."""
+    """The kernel's limit on conntrack entries, and the number of entries in the probe's network namespace."""
 
     most: Count
     used: Annotated[Count, Fleeting()]

@@ -39,8 +39,8 @@ NAMES = frozenset(
 )
 """Variables that checks read.
 
-The value of a variable is removed unless the variable is listed here or has an allowed prefix. The allowed names and
-prefixes are those of probe/facts/software.py, except that narrower prefixes replace ``TORCH_``.
+The value of a variable is removed unless the variable's name is in this set or has an allowed prefix. The allowed names
+and prefixes are those of probe/facts/software.py, except that narrower prefixes replace ``TORCH_``.
 """
 
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
@@ -206,7 +206,7 @@ def _command(line: str, done: Redacted) -> str:
 NUMBER = re.compile(r"[\d.,:x-]{1,100}")
 PLACE = re.compile(r"(?:tcp://)?(?:[\w.-]{1,255}|\[[0-9a-fA-F:]{2,45}\]):\d{1,5}")
 PLACES = frozenset({"dist_url", "init_method", "rdzv_endpoint", "master_addr", "dist_init_addr", "address"})
-"""Options of scripts and engines whose values are addresses."""
+"""Script and engine options whose values are addresses."""
 LAUNCHERS = re.compile(
     r"(?:[\w./-]{0,200}/)?(?:python[\d.]*|torchrun|torch\.distributed\.(?:run|launch)|accelerate|launch|deepspeed|srun"
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
@@ -214,7 +214,7 @@ LAUNCHERS = re.compile(
 )
 """Pattern for programs and subcommands that start a job.
 
-Their names contain no private data, so the names are kept.
+The names of programs and subcommands that start a job contain no private data and are therefore kept.
 """
 
 
@@ -257,7 +257,7 @@ def _valued(word: str, done: Redacted) -> str:
 
 
 def _ssh_option(option: object, done: Redacted) -> object:
-    """Return only the name of an ssh option; values such as those of SetEnv and ProxyCommand might be private."""
+    """Replace an ssh option's value with "…", because values such as those of SetEnv might be private."""
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1
     return f"{match[1]}=…" if match else "…"

@@ -120,9 +120,9 @@ class PolicyPort(Observed):
 
 
 class PolicyRule(Observed):
-    """A rule of a NetworkPolicy, which allows traffic with certain peers on certain ports.
+    """A NetworkPolicy rule that allows traffic with certain peers on certain ports.
 
-    An empty list of peers or ports means all peers or all ports.
+    An empty list of peers allows all peers, and an empty list of ports allows all ports.
     """
 
     peers: tuple[Peer, ...] = ()

@@ -100,7 +100,7 @@ class Gpu(Observed):
 
 
 class PciGpu(Observed):
-    """A GPU on the PCI bus, and its kernel driver ("nvidia", "nouveau", "vfio-pci"), if any."""
+    """A GPU on the PCI bus, and its kernel driver (such as "nvidia", "nouveau" or "vfio-pci"), if any."""
 
     address: str
     vendor: Literal["nvidia", "amd"]
@@ -166,7 +166,7 @@ class TemporaryFolder(Observed):
 
 
 class TaskLimit(Observed):
-    """A limit on processes and threads (``ulimit -u`` or a control group), and how many currently exist."""
+    """A limit on processes and threads (``ulimit -u`` or a control group), and their current number."""
 
     name: Clipped
     most: Count
@@ -236,7 +236,7 @@ class GpuProcess(Observed):
 
 
 class RdmaGid(Observed):
-    """A non-empty entry of a port's GID table."""
+    """A non-empty entry in the GID table of an RDMA port."""
 
     index: Count
     gid: str

@@ -14,9 +14,9 @@ from typing import cast
 
 
 def safe_regex(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern with RE2; the result has the interface of :mod:`re` and ASCII-only character classes.
+    """Compile a pattern with RE2 and return an object with the interface of a compiled :mod:`re` pattern.
 
-    Raise ``re2.error`` if the pattern is invalid.
+    Predefined character classes match only ASCII characters. Raise ``re2.error`` if the pattern is invalid.
     """
     import re2  # importing it takes 10 ms, and most commands don't need it
 

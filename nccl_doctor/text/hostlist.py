@@ -157,7 +157,7 @@ def fold(names: Iterable[str]) -> str:
 
 @lru_cache(256)  # most verdicts of a run are about all hosts
 def _folded(names: tuple[str, ...]) -> str:
-    """Fold names; names that differ only in one number, with the same padding, share a bracket."""
+    """Fold names; names that differ in only one number, with the same padding, share a pair of brackets."""
     spots = {name: _spots(name) for name in names}
     members = Counter(around for parts in spots.values() for around, _ in parts)
     chosen = {name: max(reversed(parts), key=lambda spot: members[spot[0]]) for name, parts in spots.items() if parts}

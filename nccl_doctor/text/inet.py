@@ -26,7 +26,7 @@ def numeric(text: str) -> Address | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Return whether a string is ::1 or an address in 127.0.0.0/8, in any notation.
+    """Return whether a string is a loopback address, such as "127.0.0.1" or "::1".
 
     The result for a host name is False.
     """

@@ -40,9 +40,10 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a temporary file and rename it to ``path``, so no reader sees a partial file; raise OSError on failure.
 
     An existing file keeps its mode and owner, and a new ``private`` file is readable only by its owner. OSError is also
-    raised if ``path`` is a file or symbolic link that belongs to another user and lies in a shared directory. Linux
-    enforces the same rule with ``fs.protected_regular`` and ``fs.protected_symlinks``. Special files such as /dev/null
-    are written to directly, and open files such as /dev/fd/3 are written to through their descriptors.
+    raised if ``path`` is a symbolic link, or a file in a shared directory, that belongs to neither the user nor the
+    directory's owner. Linux enforces similar rules with ``fs.protected_regular`` and ``fs.protected_symlinks``. Special
+    files such as /dev/null are written to directly, and open files such as /dev/fd/3 are written to through their
+    descriptors.
     """
     number = _descriptor(path)
     if number is not None:
@@ -133,8 +134,8 @@ def _followed(path: Path) -> Path:
 def _refuse_planted(place: Path) -> None:
     """Raise OSError for another user's file in a shared directory, as Linux does with ``fs.protected_regular``.
 
-    The owner of an existing file could read the data that is written. Files that belong to the directory's owner are
-    accepted.
+    The owner of an existing file could read the data that is written to the file. Files that belong to the directory's
+    owner are accepted.
     """
     try:
         before = place.lstat()
@@ -219,7 +220,7 @@ def describe_thread_limit() -> str:
 def require_linux(named: str) -> None:
     """Raise UsageError if this machine does not run Linux.
 
-    ``named`` is the name that the user gave to this machine as a host, or "this machine".
+    ``named`` is the name under which the user listed this machine as a host, or "this machine".
     """
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "

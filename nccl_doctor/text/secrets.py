@@ -127,7 +127,7 @@ _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
 class _Shape(NamedTuple):
     """A pattern for a secret, and lowercase words, at least one of which occurs in every match.
 
-    A text that contains none of the words is not searched. The pattern's first group is preserved when the secret is
+    A text that contains none of ``words`` is not searched. The pattern's first group is preserved when the secret is
     hidden.
     """
 

@@ -85,7 +85,7 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next buffered line, once the output has ended.
+        """Return the next buffered line after the end of the output.
 
         The result is None if no data remains. The last line might lack a newline.
         """
@@ -120,7 +120,7 @@ class Tail:
 LOGIN_TIMES = 3.0
 """Maximum duration of a login, as a multiple of the time limit for a host's first answer.
 
-A login can be slow because of a slow name service or a slow file system for home directories.
+A slow name service or a slow file system for home directories might delay a login.
 """
 
 
@@ -183,7 +183,7 @@ class KnowsItsPath(Protocol):
     """A channel that can determine why no data arrives from the host."""
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Return whether answers are missing because large packets are lost; the check ends at the deadline ``by``."""
+        """Return whether answers are missing because large packets are lost; the check ends at the ``by`` deadline."""
 
 
 @runtime_checkable
@@ -198,7 +198,7 @@ class Transport(Protocol):
     """The interface of objects that run commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start the POSIX shell command ``command`` on ``node``; raise AccessError if the node is not reached in time.
+        """Start ``command``, a POSIX shell command, on ``node``; raise AccessError if the node is not reached in time.
 
         The deadline applies to the host's first answer. The time limit for a login is :data:`LOGIN_TIMES` times the
         time limit for the first answer, but a login must end by ``latest``.

@@ -149,7 +149,7 @@ def wait_until_free(
 def next_port(machines: Sequence[QueriedMachine], after: int, address: str | None = None) -> int | None:
     """Return a port that is free on every host and reachable at ``address``, or None if there is no such port.
 
-    The search starts above port ``after`` and continues at port 1024 after the highest port.
+    The search starts above port ``after``. If no port up to 65535 is suitable, the search continues at port 1024.
     """
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
@@ -169,7 +169,7 @@ def next_port(machines: Sequence[QueriedMachine], after: int, address: str | Non
 
 
 def _let_in(machines: Sequence[QueriedMachine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """Return a port on which the first machine accepts connections from all others, or raise DoctorError."""
+    """Return a port on which the first machine accepts connections from all other machines, or raise DoctorError."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
     named = list(target.ask(NAMED).ports)
@@ -290,7 +290,7 @@ def end_leftover(machine: QueriedMachine, port: int | None, process: ProcessIden
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """Suggest a port to use instead of ``port`` that is free on every host; raise DoctorError if no port is free."""
+    """Suggest a port that is free on every host as a replacement for ``port``; raise DoctorError if no port is free."""
     candidate = suggestion(fleet, port)
     if candidate is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -326,7 +326,10 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 def reached(
     target: QueriedMachine, others: Sequence[QueriedMachine], address: str, ports: Sequence[int]
 ) -> dict[str, set[int]]:
-    """Map each of ``others`` to the target's ports that it reaches; raise NotReachedError if a host doesn't answer."""
+    """Map each host in ``others`` to the ports of the target that the host can reach.
+
+    Raise NotReachedError if a host doesn't answer.
+    """
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import DialTarget, listener
 

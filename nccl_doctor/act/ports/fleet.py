@@ -1,4 +1,7 @@
-"""Queries this machine directly and other hosts through probes for ``fix-port``; defines the answers' types."""
+"""For ``fix-port``, queries this machine directly and other hosts through probes.
+
+Also defines the types of the answers.
+"""
 
 from __future__ import annotations
 

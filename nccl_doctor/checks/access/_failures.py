@@ -10,7 +10,7 @@ from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.text.hostlist import fold, grouped
 
 FOLLOWS = ("port-unreachable",)
-"""Names of diagnoses that might result if a host is not reached."""
+"""Names of the diagnoses that might be consequences of a failure to connect to a host."""
 
 Failure = TypeVar("Failure", bound=AccessFailure)
 Remedy = Callable[[tuple[Failure, ...]], Fix]

@@ -62,7 +62,7 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
 
 
 def _is_of(known: str, fingerprint: str) -> bool:
-    """Return whether a known_hosts line contains the key with the given fingerprint and nothing else."""
+    """Return whether a known_hosts line consists of one plain name and the key with the given fingerprint."""
     match = _LINE.fullmatch(known)
     if match is None:
         return False

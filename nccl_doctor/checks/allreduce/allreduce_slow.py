@@ -34,7 +34,9 @@ from nccl_doctor.text.hostlist import figure
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
 LATENCIES = 10
-"""Minimum ratio of the largest message's ideal time to the latency, which is the shortest measured time.
+"""Minimum ratio of the ideal time for the largest message to the latency.
+
+The latency is the shortest time that was measured for any message size.
 
 At smaller ratios, the speed of the all-reduce depends on the latency rather than on the link.
 """
@@ -89,7 +91,7 @@ GROWTH = 2  # seconds of the largest message as a multiple of those of the small
 
 
 def _waits_for_bytes(smoke: Smoke) -> bool:
-    """Return whether gloo's ranks are limited by a network below 10 Mbit/s, and not by latency or by a CPU."""
+    """Return whether a network slower than 10 Mbit/s, rather than the latency or a CPU, limits gloo's ranks."""
     hosts = {rank.host for rank in smoke.ranks}
     if smoke.backend != "gloo" or len(smoke.sizes) < 2 or len(hosts) < 2 or best(smoke) >= LEAST_GB_PER_S:
         return False

@@ -54,8 +54,8 @@ def allreduce_wrong_result(view: View) -> Findings:
 def _source(smoke: Smoke) -> tuple[int, ...]:
     """Return the ranks that most likely caused the wrong sums, or () if no such ranks are found.
 
-    Ranks that get wrong sums when tested alone come first. Otherwise, the result is the only rank that several pairs
-    with wrong sums share, or the only pair with wrong sums.
+    If some ranks get wrong sums when tested alone, the result consists of these ranks. If no rank gets wrong sums
+    alone, the result is the only rank that several pairs with wrong sums share, or the only pair with wrong sums.
     """
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:

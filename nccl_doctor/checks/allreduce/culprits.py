@@ -120,7 +120,7 @@ class Culprits:
 
     @property
     def trials(self) -> tuple[str, ...]:
-        """Lines of evidence for each tested group of hosts and, if the repetition was inconclusive, the reason."""
+        """Lines of evidence on the all-reduce in each group of hosts and, if these tests were inconclusive, the reason."""
         report = self.smoke.isolation
         if isinstance(report, Unknown):
             return (f"the all-reduce over groups of hosts {report.reason}",)

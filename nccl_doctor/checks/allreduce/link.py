@@ -162,7 +162,7 @@ def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
 
 TIMES = 3.0
 LEAST_S = 2.0
-"""Minimum difference, in seconds, between a straggler's time outside all-reduces and the median of all ranks.
+"""Minimum number of seconds by which a straggler's time outside all-reduces exceeds the median for all ranks.
 
 On a busy machine, smaller differences are normal.
 """

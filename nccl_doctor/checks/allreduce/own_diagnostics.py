@@ -36,7 +36,10 @@ def diagnostics_words(smoke: Smoke) -> str | None:
 
 
 def findings_of_nccl(smoke: Smoke) -> Iterator[tuple[str, Finding]]:
-    """Yield the names and findings of NCCL's own diagnostics as warnings, because the ranks continued to run."""
+    """Yield the name and finding of each fault that NCCL's own diagnostics reported.
+
+    The findings are warnings, because the ranks continued to run.
+    """
     from nccl_doctor.logs.signs import Case
     from nccl_doctor.logs.verdict import finding
 

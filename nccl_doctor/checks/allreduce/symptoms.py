@@ -13,7 +13,7 @@ from nccl_doctor.snapshot.smoke import Smoke
 _WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "torch": "no-store", "store": "no-group"}
 """Symptom of a rank, keyed by the rank's last stage.
 
-A rank at an unlisted stage waits in a collective.
+A rank whose last stage is not listed here waits in a collective.
 """
 _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 

@@ -68,9 +68,9 @@ RULES = roots(
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Return the events, replacing nccl-unknown-error with ifname-no-match where the log suggests it.
+    """Return the events, with nccl-unknown-error replaced by ifname-no-match if the log suggests a wrong setting.
 
-    The log suggests ifname-no-match if NCCL_SOCKET_IFNAME is set but NCCL logged no interface.
+    The setting is considered wrong if NCCL_SOCKET_IFNAME is set but NCCL logged no interface.
     """
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):

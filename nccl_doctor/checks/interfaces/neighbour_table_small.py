@@ -37,7 +37,7 @@ The kernel removes no entries from a table with fewer entries than gc_thresh1, r
 """
 
 ROOM = 4
-"""The recommended limit allows at least this number of table entries per peer.
+"""Minimum number of table entries per peer that the recommended limit allows.
 
 Gateways, storage and containers also need entries.
 """

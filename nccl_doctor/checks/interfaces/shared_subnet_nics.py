@@ -35,9 +35,9 @@ class _Shared:
     """A subnet that is shared by several interfaces of a host.
 
     Attributes:
-        settings: interfaces with their values of the sysctls in KEYS.
+        settings: name of each interface, with the interface's values of the sysctls in ``KEYS``.
         strict: True if any of the interfaces has strict reverse-path filtering.
-        meets: True if the host and at least one peer can reach each other.
+        meets: True if the host and at least one peer can reach each other, and ``strict`` is False.
     """
 
     network: Network

@@ -44,7 +44,7 @@ UNTESTED = {
 EXPLAINS = ("port-unreachable", CONNECTIONS)
 """Effects of a blocking rule.
 
-A finding omits port-unreachable if all rules of its hosts could be evaluated.
+If all firewall rules of the affected hosts could be evaluated, the finding does not include port-unreachable.
 """
 
 

@@ -71,7 +71,7 @@ TAKEN = Effect(
     errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Findings:
-    """If torch could not bind the master port, yield a finding that names the process which occupies the port."""
+    """If torch could not bind the master port because the port is busy, yield a finding that shows the reason."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":

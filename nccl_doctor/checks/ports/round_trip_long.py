@@ -69,7 +69,10 @@ def round_trip_long(view: View) -> Findings:
 
 
 def _lossy(view: View) -> Iterator[Finding]:
-    """Yield a warning for each group of hosts that lose packets, unless firewall rate limits explain the loss."""
+    """Yield a warning for each group of hosts between which packets are lost.
+
+    If firewall rate limits explain the loss, no warning is yielded.
+    """
     doubted = {item: rule for item, rule in view.dials.firewall.doubted.items() if admits(rule) < 0}
     limited = view.dials.firewall.doubted.keys() - doubted.keys()
     losses = [item for item in view.mesh.lost_connections if not item.by_port and item not in limited]

@@ -29,7 +29,10 @@ from nccl_doctor.text.hostlist import listed, nouns
 TAKEN_MIB = 1024
 """Minimum GPU memory, in MiB, of a process that is reported. A CUDA context alone needs less."""
 UNSEEN_MIB = 2048
-"""Minimum used memory, in MiB, of a GPU that is reported without a visible process. The driver itself needs less."""
+"""Minimum memory in use, in MiB, for reporting a GPU on which no process is visible.
+
+The driver itself needs less.
+"""
 
 FULL = Effect(
     ("gpu-memory", "cuda-error"),

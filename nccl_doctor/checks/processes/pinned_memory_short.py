@@ -65,7 +65,10 @@ def pinned_memory_short(view: View) -> Findings:
 
 
 def _unpinnable(facts: HostFacts, side: RdmaSide | None) -> tuple[int, int, bool] | None:
-    """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory. Return None if RDMA is not affected."""
+    """Return CmaTotal and CmaFree in KiB, and whether GPU and CPU share memory.
+
+    Return None if CmaFree is unknown or does not exceed CmaTotal, or if NCCL registers no memory for RDMA.
+    """
     cma = known(facts.limits).cma_kib
     shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)
     return (*cma, shared) if cma is not None and cma[1] > cma[0] and registers(facts, side) else None

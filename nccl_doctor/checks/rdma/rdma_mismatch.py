@@ -75,7 +75,7 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of each property of a host that must have the same value on all hosts.
+    """Yield the name and the host's value of each property that must be the same on all hosts.
 
     A port that is down is included only if its device is in ``names``.
     """

@@ -249,7 +249,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the last event of a log that ends with a line from NCCL after all ranks have connected."""
+    """If all ranks have connected and a log ends with an NCCL line, return the log's last event about a connection."""
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []
@@ -278,7 +278,10 @@ def _standing_still(scene: Scene) -> list[Event]:
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """Return the severity "warning" if the hang is inferred only from the end of the log, which might be an excerpt."""
+    """Return the severity "warning" if the hang is inferred only from a busy GPU or from the end of the log.
+
+    The log might be an excerpt.
+    """
     wordings = {event.wording for event in case.cause.events}
     guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
     return Severity.WARNING if guessed else None

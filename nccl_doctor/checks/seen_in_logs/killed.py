@@ -229,7 +229,7 @@ def _ended(scene: Scene) -> list[Event]:
 
 
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
-    """Lower the grade of processes that were killed after a collective had timed out."""
+    """Lower the grade of events about processes that were killed after a collective had timed out."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
     first: dict[tuple[str, bool], Event] = {}
     for event in waits:
@@ -252,8 +252,8 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
 def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
     """Return the latest time at which a line could have been written.
 
-    The result is the time on the line itself. If the line has no time, the result is the time of the next event that
-    has a time.
+    If the line has a timestamp, the result is this timestamp. If not, the result is the timestamp of the next event
+    that has one.
     """
     later = (other for other in reading.events if other.order >= event.order and other.prefix.time is not None)
     return event.prefix.time or next((other.prefix.time for other in later), None)

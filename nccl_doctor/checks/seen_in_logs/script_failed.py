@@ -211,7 +211,7 @@ def _not_missed_for_it(scene: Scene) -> list[Event]:
     """Treat an exception as the cause if other processes waited for its process or could not connect to it.
 
     A failed connection to a process can't cause an exception in that process, whatever the order of the log lines.
-    Messages of srun about the exit of other tasks are dropped.
+    Messages from srun about the exit of other tasks are dropped.
     """
     missed = having(Role.DIALS) | having(Role.WAITS) | {"rendezvous-timeout"}
     waiting = {_process(e) for e in scene.events if e.name in missed}

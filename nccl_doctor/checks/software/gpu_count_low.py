@@ -173,7 +173,10 @@ def _absent(view: View) -> Findings:
 
 
 def _not_judged(facts: HostFacts) -> str | None:
-    """Describe a host's AMD or Intel GPUs, which are not checked. Return None if the host has no such GPUs."""
+    """Describe a host's AMD GPUs, which the all-reduce does not use, or Intel GPUs, which are not checked.
+
+    Return None if the host has no such GPUs.
+    """
     if amd := rocm_gpus(facts):
         return f"{plural(len(amd), 'GPU')} of AMD's by the driver, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:

@@ -44,7 +44,10 @@ FAILURES = (
     "Unable to determine the device handle",
     "GPU is lost",
 )
-"""Messages of nvidia-smi about a faulty driver. A hanging or missing nvidia-smi proves nothing about the driver."""
+"""Messages with which nvidia-smi reports a faulty driver.
+
+A hanging or missing nvidia-smi proves nothing about the driver.
+"""
 
 
 DOWN, CLOSED = "but no working driver", "that can't be used"

@@ -57,7 +57,7 @@ _MOST_TABLES = 8  # answers used for the common one; each is a table of all name
 
 
 class CommonNames:
-    """Name resolutions that the first hosts reported, except each host's resolutions of its own names."""
+    """Name resolution results that the first hosts reported, except each host's results for its own names."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))
@@ -68,7 +68,7 @@ class CommonNames:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The resolutions known so far, which apply to every host that did not report different resolutions."""
+        """The name resolution results so far, which apply to every host that did not report different results."""
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
@@ -80,7 +80,7 @@ class CommonNames:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
     def learn(self, node: Node, names: Names) -> None:
-        """Add a host's name resolutions; addresses replace an earlier error."""
+        """Add a host's name resolution results; addresses replace an earlier error."""
         with self._lock:
             before = self.common
             if len(self._tables) > _MOST_TABLES:
@@ -98,7 +98,7 @@ class CommonNames:
                 self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
-        """Return how a host's name resolution differs from the table that all hosts share in the end."""
+        """Return a host's name resolution results as differences from the final table, which all hosts share."""
         if isinstance(names, Unknown):
             return names
         asked, last = self._asked[name][0], self.common
@@ -145,7 +145,7 @@ not a container.
 class Asking:
     """Requests for facts.
 
-    Later hosts receive the name resolutions of the first hosts and report only differences.
+    Later hosts receive the name resolution results of the first hosts and report only differences.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Asking:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The name resolutions that apply to every host whose own facts do not contain different resolutions."""
+        """The name resolution results that apply to every host whose own facts do not contain different results."""
         return self._names.common
 
 
@@ -329,7 +329,7 @@ def look_outside(
 ) -> Outside | Unknown | None:
     """Examine the host on which a node's container runs, or return None if the node is not a container.
 
-    The result includes those ``wanted`` names that the /etc/hosts file of the container's host contains.
+    The result includes the ``wanted`` names that are in the /etc/hosts file of the container's host.
     """
     options = node.options(InsideOptions)
     if options.runtime is None:

@@ -1,8 +1,8 @@
 """Samples a running job on all its hosts simultaneously, as often as requested, and parses the results.
 
-This machine's py-spy program is sent to the hosts. If a host can't run this program, no other program is downloaded.
-The py-spy wheel for Linux contains a statically linked program, which runs on every Linux system of the same
-architecture.
+This machine's py-spy program is sent to the hosts. If a host can't run this machine's py-spy program, nccl-doctor does
+not download another one. The py-spy wheel for Linux contains a statically linked program, which runs on every Linux
+system of the same architecture.
 """
 
 from __future__ import annotations

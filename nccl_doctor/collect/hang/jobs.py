@@ -47,7 +47,7 @@ class ChosenJob(NamedTuple):
 
 
 def choose(job_ranks: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> ChosenJob:
-    """Choose the job of process ``pid``, or else the job on the most hosts, with ``port`` as the tie-breaker.
+    """Choose the job of process ``pid``, or else the job that runs on the most hosts, with ``port`` as the tie-breaker.
 
     Raise UsageError if several jobs are equally suitable.
     """

@@ -260,7 +260,10 @@ def failed_pairs(
 
 
 def together(names: list[str], first: Dials, second: Dials) -> Dials:
-    """Merge the results of two rounds. If a host failed to report a round, the host's merged result is the error."""
+    """Merge the results of two rounds.
+
+    If either result of a host is an error, the merged result is the error.
+    """
     targets = {name: [*first[0][name], *second[0][name]] for name in names}
     both: list[Dialled | Exception] = []
     for name, old, more in zip(names, first[1], second[1], strict=True):

@@ -68,8 +68,8 @@ class ConnectionTrials:
 
         If the losses on a path depend on the port, a failure is added to the answers.
 
-        Late connections on a path with random loss do not count as failed. If a path loses connections, the paths
-        between its two hosts and other hosts are also tested.
+        If a path has random loss, late attempts from or to its two hosts are repeated, and those that succeed do not
+        count as failed. If a path loses connections, the paths between its two hosts and other hosts are also tested.
         """
         trials: dict[tuple[int, int], DialTrial] = {}
         for trial in (*self._doubtful(), *self._neighbours()):
@@ -91,7 +91,7 @@ class ConnectionTrials:
         return answers, tuple(way for way, _, _ in losses)
 
     def _answered_later(self, hosts: set[str]) -> set[DialTrial]:
-        """Repeat the late attempts from or to these hosts a few times, and return the attempts that succeeded."""
+        """Repeat the late attempts from or to ``hosts`` a few times, and return the attempts that succeeded."""
         late: dict[int, list[DialTrial]] = {}
         for place, (name, after) in enumerate(zip(self._names, self.answers, strict=True)):
             rows = () if isinstance(after, Exception) else after.failed

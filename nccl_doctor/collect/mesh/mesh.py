@@ -232,7 +232,7 @@ def dial_rdma(
     nonce: str,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[RdmaDial, ...]:
-    """Return the results of connections between the network interfaces of RDMA ports that NCCL connects.
+    """Dial between the network interfaces of RDMA ports that NCCL connects to each other, and return the results.
 
     For an address in another network, only the kernel's route is queried. A connection would prove nothing, because
     Linux accepts packets for any local address on every interface.

@@ -62,7 +62,10 @@ class DialTarget:
 
 
 def own_nonce(nonce: str, name: str) -> str:
-    """Return the nonce with which a host's listeners identify themselves. Each run and host has its own nonce."""
+    """Return the nonce with which a host's listeners identify themselves.
+
+    The nonce differs for each run and host.
+    """
     return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
 
 
@@ -191,7 +194,10 @@ def own_networks(source: HostFacts) -> Iterator[inet.Network]:
 
 @dataclass(frozen=True)
 class Rails:
-    """The interfaces that NCCL and gloo use on a host. gloo's interfaces are in the configured order."""
+    """The interfaces that NCCL and gloo use on a host.
+
+    The interfaces for gloo are in the configured order.
+    """
 
     nccl: tuple[Chosen, ...] = ()
     gloo: tuple[Chosen, ...] = ()
@@ -246,7 +252,7 @@ def rail_targets(
     ports: dict[str, tuple[int, ...]],
     used: dict[str, Rails],
 ) -> Iterator[DialTarget]:
-    """Yield the partners' additional data addresses, each with only the partner's last port."""
+    """Yield a target for each additional data address of a partner, with only the partner's last listening port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         if ports.get(dst) and name in used:

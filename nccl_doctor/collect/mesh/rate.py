@@ -1,6 +1,6 @@
 """Measures TCP rates in rounds, in which every host sends to one host and receives from one host.
 
-In small clusters, every pair is measured. In larger clusters, neighbours in the ring of ranks and random pairs are
+In small clusters, every pair is measured. In larger clusters, random pairs and neighbours in the ring of ranks are
 measured. Each rail is measured separately, with the sender's socket bound to the rail's address. Slow rates are
 measured again while no other host is sending, because busy hosts and full outgoing links delay acknowledgements and
 could be mistaken for slow links.

@@ -39,8 +39,8 @@ ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the 
 MOST_EVENTS = 400
 """Maximum number of reports from one rank.
 
-A rank sends fewer than a quarter of this number of reports. A rank reports only its stages and states, and rank 0 also
-reports each message size.
+The maximum is more than four times the number of reports that a rank sends. A rank reports only its stages and states,
+and rank 0 also reports each message size.
 """
 SEND_S = 10.0
 POLL_S = 0.25
@@ -186,7 +186,7 @@ class AllReduceRun:
     """
 
     def __init__(self, plan: SmokePlan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start the clock of the run, which ends at ``until`` at the latest."""
+        """Start timing the all-reduce, which ends at ``until`` at the latest."""
         self._clock = clock
         self.ranks: list[ReportedRank] = []
         self.sizes: list[SizeReport] = []
@@ -249,7 +249,8 @@ class AllReduceRun:
     def watch(self, stop: Callable[[], None]) -> None:
         """Call ``stop`` once, at the deadline or shortly after the first failure.
 
-        Returns when all hosts have ended, or when the run stops waiting for hosts that have not answered.
+        Returns when the all-reduce has ended on all hosts, or when the run stops waiting for hosts that have not
+        answered.
         """
         with self._changed:
             while len(self.ends) < len(self._offsets):
@@ -361,7 +362,7 @@ def _of_host(
 def kept(lines: Iterable[str]) -> list[str]:
     """Return the last lines of a host's output in their original order.
 
-    The limit for NCCL's INFO lines is lower than the limit for other lines.
+    At most :data:`KEPT_CHATTER` INFO lines of NCCL and :data:`KEPT_LINES` other lines are returned.
     """
     messages: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
     chatter: deque[tuple[int, str]] = deque(maxlen=KEPT_CHATTER)

@@ -53,14 +53,14 @@ class ContainerEngine(Engine):
     wraps = True
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
-        """Exclude the fact ``login_shell``, because a command in a container gets the image's environment."""
+        """Exclude the ``login_shell`` fact, because a command in a container gets the image's environment."""
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:
         return node.options(InsideOptions).place
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """Yield the option ``--inside`` for the node's container."""
+        """Yield the ``--inside`` option for the node's container."""
         yield "--inside", "inside.name", ":".join(map(str, node.access.get(self.name, {}).values())) or None
 
 

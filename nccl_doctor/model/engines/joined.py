@@ -35,7 +35,7 @@ class JoinedEngine(Engine):
     kinds = None
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for all of them
-        """Exclude the fact ``login_shell``, because the job is started with the launcher's own environment."""
+        """Exclude the ``login_shell`` fact, because the job is started with the launcher's own environment."""
         return frozenset({"login_shell"})
 
     def cluster_words(self, cluster: Cluster) -> OptionWords:

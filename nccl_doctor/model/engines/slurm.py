@@ -65,7 +65,7 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Exclude the fact ``login_shell`` if nccl-doctor runs in the job, because only that environment matters."""
+        """Exclude the ``login_shell`` fact if nccl-doctor runs in the job, because only its environment matters."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:

@@ -15,7 +15,7 @@ ZONES, VENDOR_ZONES = "/etc/firewalld/zones", "/usr/lib/firewalld/zones"
 
 @dataclass(frozen=True)
 class _Allow(Operation):
-    """An operation that lets packets of peers through a packet filter."""
+    """An operation that makes a packet filter accept traffic between the host and its peers."""
 
     peers: tuple[str, ...]
     cuts_connection: ClassVar[bool] = True
@@ -180,7 +180,7 @@ class NftAllow(_Allow):
 
 @dataclass(frozen=True)
 class IptablesAllow(_Allow):
-    """An operation that inserts a rule at the top of a built-in chain.
+    """An operation that inserts a rule at the top of a built-in iptables chain.
 
     ``program`` is the iptables variant that wrote the existing rules.
     """

@@ -280,7 +280,7 @@ class LinkMtu(Operation):
 
 @dataclass(frozen=True)
 class Remount(Operation):
-    """An operation that enlarges /dev/shm of the host or, if ``runtime`` is set, of a container."""
+    """An operation that enlarges /dev/shm on the host or, if ``runtime`` is set, in a container."""
 
     gib: int
     runtime: str = ""
@@ -327,7 +327,7 @@ def _size(state: StateLines) -> int | None:
 
 
 class InContainer(Remount):
-    """An operation that enlarges /dev/shm of a container.
+    """An operation that enlarges /dev/shm in a container.
 
     Any user who may run commands in the container may perform this operation.
     """

@@ -22,7 +22,7 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""Pattern of the metadata directories (PEP 376) of inference engines and of packages that the engines use.
+"""Pattern of the metadata directories (PEP 376) of vLLM, DeepSpeed, other engines and their dependencies.
 
 SGLang lists network interfaces with netifaces or a fork of netifaces.
 """
@@ -80,7 +80,7 @@ def _source(path: str) -> str | None:
 
 
 def installed(folders: list[str]) -> dict[str, str]:
-    """Return the versions of installed packages in the directories of ``sys.path``.
+    """Return the versions of engines and related packages that are installed in the directories of ``sys.path``.
 
     For each package, the first directory that contains the package is used.
     """

@@ -64,7 +64,7 @@ class Root:
         )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
-        """Run a program, wait for it until the deadline at most, and return its exit status, stdout and stderr."""
+        """Run a program with a time limit and return the program's exit status, stdout and stderr."""
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
@@ -146,7 +146,7 @@ MANY_CHAINS = 256  # of a table, from which on its rules are read only if needed
 MANY = 1 << 20
 """Length of nft's JSON output, in characters, above which nft's text output is read only if it is needed.
 
-Reading the text takes as long as reading the JSON.
+Reading nft's text output takes as long as reading its JSON output.
 """
 RATES = ('"limit"', '"ct count"')
 FLAGS = re.compile(r'"table": \{[^}]*"flags"')
@@ -156,9 +156,12 @@ which table is dormant.
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 BUILT_IN = "/lib/modules/%s/modules.builtin" % os.uname().release
-"""File that lists the modules that are a part of the kernel (Documentation/kbuild/kbuild.rst)."""
+"""File that lists the modules that are built into the kernel (Documentation/kbuild/kbuild.rst)."""
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
-"""Files that list the kernel's x_tables tables, one for each address family. Only root may read these files."""
+"""Files that list the kernel's x_tables tables, one for each address family.
+
+Only root may read the lists of x_tables tables.
+"""
 
 
 @fact("firewall", slow=True)
@@ -168,8 +171,8 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     A field that can't be read is ``{"$unknown": reason}``.
 
     If firewall rules matter for the diagnosis, the rules are read a second time (``again``). If there are many rules,
-    their text form and all rules of large tables are read only if ``again`` is true. If there are few rules, the second
-    reading only updates the packet counters.
+    their text form and all rules of large tables are read only if ``again`` is true. If there are few rules, reading
+    them again only updates the packet counters.
     """
     root = Root(deadline, sudo)
     chains = [] if _lacks_nf_tables() else _chains(root)
@@ -277,9 +280,9 @@ Chain = Dict[str, str]  # as nft's JSON describes it; a chain without a "hook" i
 
 
 def _lacks_nf_tables() -> bool:
-    """Return whether the kernel has nf_tables only as a module that is not loaded, and so has no nftables rules.
+    """Return whether nf_tables is a kernel module that is not loaded, in which case no nftables rules exist.
 
-    The first request of nft or of iptables-nft would load the module (``nfnetlink_rcv_msg`` in
+    The first request from nft or iptables-nft would load the nf_tables module (``nfnetlink_rcv_msg`` in
     net/netfilter/nfnetlink.c).
     """
     if os.path.exists(NF_TABLES):

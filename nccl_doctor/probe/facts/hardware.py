@@ -221,7 +221,7 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 def parse_plugin_version(data: bytes) -> str | None:
     """Return the version of aws-ofi-nccl from a message in the plugin's shared library.
 
-    Return None if the shared library does not contain this message.
+    Return None if the shared library contains no message with the version.
     """
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
@@ -229,7 +229,10 @@ def parse_plugin_version(data: bytes) -> str | None:
 
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
-"""Fields of ``nvidia-smi --query-remapped-rows``. Drivers have supported this query since the A100 was introduced."""
+"""Fields of ``nvidia-smi --query-remapped-rows``.
+
+Drivers have supported the ``remapped-rows`` query since the A100 was introduced.
+"""
 WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
@@ -264,7 +267,10 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the rows in the output of nvidia-smi. Invalid lines and values are ignored."""
+    """Return the health of each GPU from the output of nvidia-smi.
+
+    Invalid lines and values are ignored.
+    """
     gpu_rows = []
     for line in text.splitlines():
         row = dict(zip(fields, (part.strip() for part in line.split(","))))
@@ -287,7 +293,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
     """Return a dictionary that maps the PCI bus address of each GPU to the state of its row remapping.
 
-    A state is a pair that tells whether a remapping is pending and whether a remapping has failed.
+    The state is a pair of flags, one for a pending remapping and one for a failed remapping.
     """
     remappings = {}
     for line in text.splitlines():

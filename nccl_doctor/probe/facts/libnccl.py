@@ -35,8 +35,8 @@ _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|(
 """Pattern of NCCL's log line with the network interface, such as ``Bootstrap : Using eth0:10.0.0.5<0>`` (NCCL 2.8 to
 2.23).
 
-Since NCCL 2.24.3, there is no space before the first colon. Before NCCL 2.8, the interface is printed as ``[0]eth0:…``.
-Only interface aliases have a colon in their name, and only IPv4 has aliases.
+Since NCCL 2.24.3, the log line has no space before its first colon. Before NCCL 2.8, the interface is printed as
+``[0]eth0:…``. Only interface aliases have a colon in their name, and only IPv4 has aliases.
 """
 
 _ANSWER = b"\nnccl-doctor-libnccl "

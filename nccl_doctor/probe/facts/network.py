@@ -102,7 +102,8 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
 def kind(driver: str, bus: str) -> str:
     """Return the kind of a ``snapshot.Link``.
 
-    If the driver reports a bus address, the kind is "physical". Otherwise, the kind is the type of the virtual device.
+    If the driver reports a bus address, the kind is "physical". The kind of a virtual device is its type, such as
+    "bond".
     """
     if bus not in NO_BUS:
         return "physical"
@@ -114,7 +115,7 @@ def kind(driver: str, bus: str) -> str:
 def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
     """Return the driver and bus address of a network interface (``struct ethtool_drvinfo``).
 
-    Return two empty strings if the driver does not report this information.
+    Return two empty strings if the driver does not report its name and bus address.
     """
     try:
         answer = ask_driver(asking, name, ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE)
@@ -140,7 +141,10 @@ def speed(asking: socket.socket, name: str) -> int | None:
 
 
 def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
-    """Run an ethtool command and return the driver's answer of ``size`` bytes. Raise OSError if the command fails."""
+    """Send an ethtool ioctl request to an interface's driver and return the answer of ``size`` bytes.
+
+    Raise OSError if the request fails.
+    """
     buffer = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     fcntl.ioctl(asking, SIOCETHTOOL, struct.pack("16sP16x", os.fsencode(name), buffer.buffer_info()[0]))
     return buffer.tobytes()

@@ -1,4 +1,4 @@
-"""Training jobs on the host, both running and left behind.
+"""Training jobs on the host, including jobs that were left behind.
 
 The code that evaluates jobs is imported only if the host has a job.
 """

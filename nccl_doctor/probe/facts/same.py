@@ -1,8 +1,8 @@
 """Digests of files, directories and Git checkouts that must be identical on all hosts.
 
 Whoever owns a directory or symbolic link in a path can change where the path leads. If the probe runs as root and
-another user can influence a path, the probe reads the path with the permissions of that user (probe/privileges.py).
-Below a path, the probe follows no symbolic links and opens only regular files.
+another user can influence where a path leads, the probe accesses the path with that user's permissions
+(probe/privileges.py). Below a path, the probe follows no symbolic links and opens only regular files.
 """
 
 from __future__ import annotations

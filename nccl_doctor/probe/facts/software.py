@@ -1,10 +1,10 @@
 """The software that training uses, such as torch and NCCL, and the environment variables that training reads.
 
-The Python interpreter that training uses locates torch. Facts about torch are then read from files. Unlike the training
-job, the probe runs in isolated mode (``-I``) and ignores PYTHONPATH and user site-packages. A single child process
-locates torch and queries libnccl, because starting a process takes longer than the queries. The child process receives
-the libnccl query on stdin and exits when stdin is closed. Environment variables are read from an SSH session and from
-an interactive login shell.
+The Python interpreter of the training job locates torch, and facts about torch are read from torch's files. Unlike the
+training job, the probe runs in isolated mode (``-I``) and ignores PYTHONPATH and user site-packages. A single child
+process locates torch and queries libnccl, because starting a process takes longer than the queries. The child process
+receives the libnccl query on stdin and exits when stdin is closed. Environment variables are read from an SSH session
+and from an interactive login shell.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ exec(sys.stdin.buffer.readline())
 """
 """A script that locates torch as ``importlib.util.find_spec`` does, but without importing ``importlib.util``.
 
-The import of ``importlib.util`` would take 8 ms.
+Importing ``importlib.util`` would take 8 ms.
 """
 
 
@@ -153,7 +153,7 @@ LINKED = re.compile(rf"^\s*(?:{re.escape(LIBRARY)} => )?(/\S*libnccl\.so\S*) \(0
 def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
     """Query the NCCL library that torch will load, and return a ``snapshot.LibncclAnswer``.
 
-    Return None if there is no such library.
+    Return None if no NCCL library was found.
     """
     return interpreter.nccl()
 
@@ -217,7 +217,7 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
 def parse_version(text: str) -> dict[str, str | None]:
     """Return the values of ``__version__``, ``cuda`` and ``hip`` in torch/version.py.
 
-    For example, a line in this file is ``cuda: Optional[str] = '12.8'``.
+    torch/version.py contains lines such as ``cuda: Optional[str] = '12.8'``.
     """
     versions: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
     for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
@@ -235,8 +235,8 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
     Copies from wheels and conda packages precede copies in LD_PRELOAD and LD_LIBRARY_PATH.
 
-    The wheels nvidia-nccl-cu12 and nvidia-nccl-cu13 install their library at the same path. Only the file size shows
-    which of the two wheels was installed last.
+    The nvidia-nccl-cu12 and nvidia-nccl-cu13 wheels install their library at the same path, so only the file size shows
+    which of these wheels was installed last.
     """
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
     copies: list[dict[str, Any]] = []
@@ -311,10 +311,10 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a ``snapshot.ConfigFile`` for each configuration file that NCCL might read, even for missing files.
 
-    ``env`` contains the job's environment variables. NCCL reads the file $NCCL_CONF_FILE (since 2.23.4) if the variable
-    is set. Otherwise, NCCL reads .nccl.conf in the user's home directory according to the password database. In either
-    case, NCCL also reads /etc/nccl.conf. NCCL silently ignores configuration files that can't be opened
-    (src/misc/param.cc, ``userHomeDir`` and ``setEnvFile``).
+    ``env`` contains the job's environment variables. If NCCL_CONF_FILE is set, NCCL 2.23.4 and later read the file that
+    NCCL_CONF_FILE names. If NCCL_CONF_FILE is not set, NCCL reads .nccl.conf in the home directory that the password
+    database lists for the user. In addition, NCCL always reads /etc/nccl.conf. NCCL silently ignores configuration
+    files that can't be opened (src/misc/param.cc, ``userHomeDir`` and ``setEnvFile``).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []

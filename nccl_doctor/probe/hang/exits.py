@@ -1,9 +1,10 @@
 """Exit statuses of ranks, which are not child processes of the probe.
 
 A pidfd that is open when its process exits keeps the exit status, even after the parent has waited for the process.
-PIDFD_GET_INFO with PIDFD_INFO_EXIT returns the status (Linux 6.15, include/uapi/linux/pidfd.h, fs/pidfs.c). Older
-kernels show only the exit status of a zombie (``exit_code``, proc_pid_stat(5)). A thread reads the exit status as soon
-as a rank becomes a zombie, because torch's launchers reap zombies within 0.1 s.
+Since Linux 6.15, the PIDFD_GET_INFO ioctl with PIDFD_INFO_EXIT returns the exit status (include/uapi/linux/pidfd.h,
+fs/pidfs.c). On older kernels, the exit status can be read only while the process is a zombie (``exit_code``,
+proc_pid_stat(5)). A thread reads the exit status as soon as a rank becomes a zombie, because torch's launchers reap
+zombies within 0.1 s.
 """
 
 from __future__ import annotations

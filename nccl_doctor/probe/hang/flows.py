@@ -1,4 +1,4 @@
-"""The TCP connections of ranks, and queries of a job's NCCL RAS service with the protocol of ncclras.
+"""The TCP connections of ranks, and queries to a job's NCCL RAS service in the protocol of ncclras.
 
 TCP connections in the probe's network namespace are read with sock_diag(7), which reports byte counters. Connections in
 other network namespaces are read from /proc/PID/net/tcp, which contains queue lengths but no byte counters.

@@ -1,11 +1,11 @@
 """Functions that find a host's ranks, and launchers without ranks, such as a torchrun that is still waiting for nodes.
 
 Child processes of a rank, such as data loaders, inherit the rank's environment variables. A wrapper script that starts
-the rank might also have these environment variables. The topmost Python process with a rank's environment variables is
-regarded as the rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook get their rank number only
-after they have started, so /proc does not show the number. Ranks without a rank number in /proc are identified by their
-connections to the job's TCPStore. The process that serves the store is also a client of the store. The memory map of a
-process shows which NCCL library the process has loaded.
+a rank might have the same environment variables as the rank. The topmost Python process with a rank's environment
+variables is regarded as the rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook get their rank
+number only after they have started, so /proc does not show the number. Ranks without a rank number in /proc are
+identified by their connections to the job's TCPStore. The process that serves the TCPStore is also a client of the
+TCPStore. The memory map of a process shows which NCCL library the process has loaded.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 
 class NcclVersions:
-    """The NCCL versions that processes have loaded. The version of each file is determined only once.
+    """The NCCL versions that processes have loaded.
 
-    As root, the probe opens a mapped file as the process's user and in the process's root directory
-    (probe/privileges.py), because the process controls where the path leads.
+    The NCCL version of each library file is determined only once.
+
+    A probe that runs as root opens a mapped file as the user and in the root directory of the process that mapped the
+    file (probe/privileges.py), because the process controls where the file's path leads.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -234,7 +236,7 @@ def launchers(table: ProcessTable, ranks: Iterable[int] = ()) -> list[dict[str, 
 
 
 def unnumbered(table: ProcessTable) -> list[dict[str, Any]]:
-    """Return a ``snapshot.StoreClient`` for each process that might be a rank but lacks a rank's variables."""
+    """Return a ``snapshot.StoreClient`` for each possible rank that lacks a rank's environment variables."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
         pid

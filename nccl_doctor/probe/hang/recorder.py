@@ -1,9 +1,9 @@
 """Access to torch's flight recorder, either live from the worker server or from dumps on disk.
 
 The worker server (torch/distributed/elastic/control_plane.py) accepts HTTP requests on a Unix socket whose path begins
-with the value of TORCH_WORKER_SERVER_SOCKET. No other socket is contacted, because an unexpected request might crash a
-program. A write to a rank's pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes the rank write a dump. The probe writes to the
-pipe only if the controller requests a dump.
+with the value of TORCH_WORKER_SERVER_SOCKET. Only the rank's worker server is contacted, because an unexpected request
+might crash another program. A write to a rank's pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes the rank write a dump. The
+probe writes to the pipe only if the controller requests a dump.
 
 All files and sockets are opened in a child process that switches to the rank's root directory, user and groups and
 drops every capability (probe/privileges.py). Relative paths are resolved from the rank's working directory. The child

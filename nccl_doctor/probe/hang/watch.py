@@ -1,11 +1,11 @@
 """Samples of ranks, taken at the controller's request, with Python stack traces from py-spy.
 
 The host's py-spy is used if it is installed (probe/tools.py). If the host has no py-spy, a copy from the controller
-runs from memory (memfd_create(2)). As root, the probe runs py-spy as the rank's user and in the rank's root directory
-(probe/privileges.py), because py-spy opens mapped files whose names the rank controls. Unless requested otherwise,
-py-spy reads the memory of a process without pausing the process. Native stack frames are included only on request, and
-py-spy must pause the process to read them. py-spy never attaches to a process that is stopped or blocked in the kernel,
-because py-spy could not detach from the process.
+runs from memory (memfd_create(2)). A probe that runs as root starts py-spy as the rank's user and in the rank's root
+directory (probe/privileges.py), because py-spy opens mapped files whose names the rank controls. Unless requested
+otherwise, py-spy reads the memory of a process without pausing the process. Native stack frames are included only on
+request, and py-spy must pause the process to read them. py-spy never attaches to a process that is stopped or blocked
+in the kernel, because py-spy could not detach from the process.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
 UNTOUCHABLE = "DTt"
 """Process states in which py-spy must not attach to a process.
 
-In these states, attaching with ptrace(2) would block or would change how the process is stopped.
+In the states D, T and t, attaching with ptrace(2) would block or would change how the process is stopped.
 """
 
 

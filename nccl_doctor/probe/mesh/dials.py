@@ -109,8 +109,8 @@ class Dial:
     def late(self) -> OutcomeAndReason | None:
         """Return the outcome of an attempt that has timed out.
 
-        If the peer is connected but has sent nothing, send data once and return None. The attempt's time limit then
-        starts again.
+        If the peer is connected but has sent nothing, send data once and return None. If the result is None, the caller
+        restarts the attempt's time limit.
         """
         try:
             assert self.sock is not None
@@ -278,7 +278,10 @@ class Round:
 
 
 def _room() -> int:
-    """Return half of the number of free file descriptors. The other half is reserved for incoming connections."""
+    """Return half of the number of free file descriptors.
+
+    Half of the free file descriptors are reserved for incoming connections.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return AT_ONCE

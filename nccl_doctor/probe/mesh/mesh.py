@@ -1,4 +1,4 @@
-"""The path MTU test and the listeners of the port mesh test, which prove on which host they run.
+"""The path MTU test and the listeners of the port mesh test.
 
 A listener sends its host's nonce to every client that connects. The nonce proves that a connection reached the intended
 host. An address alone proves nothing, because network bridges on different hosts can have the same address.

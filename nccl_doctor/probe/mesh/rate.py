@@ -5,10 +5,10 @@ calculated from the number of bytes that the receiving kernel acknowledges after
 linux/tcp.h). Each stream has a time limit and a byte limit. When the connection to the controller ends, the streams end
 immediately, because unsent data is discarded when a socket is closed or its process is killed.
 
-The sender limited the rate if the sending thread ran or waited for a CPU most of the time. The receiver limited the
-rate if the sender often waited because of the receive window. A sender or receiver also counts as limiting the rate if
-interrupts saturated one of its CPUs, or if its hypervisor withheld CPU time (steal). Packets dropped by the sender's
-own queues (tc-tbf(8), tc-codel(8)) are retransmitted but not counted as lost in the network.
+The sender counts as limiting the rate if the sending thread runs or waits for a CPU most of the time. The receiver
+counts as limiting the rate if the sender often waits because of the receive window. A sender or receiver also counts as
+limiting the rate if interrupts saturate one of its CPUs, or if its hypervisor withholds CPU time (steal). Packets
+dropped by the sender's own queues (tc-tbf(8), tc-codel(8)) are retransmitted but not counted as lost in the network.
 """
 
 from __future__ import annotations

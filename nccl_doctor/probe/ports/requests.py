@@ -64,7 +64,7 @@ def describe(pid: int, table: ProcessTable) -> dict[str, Any]:
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     """Try to bind a port in the same way as torch, and return a ``snapshot.PortTrial``.
 
-    If ``described`` is true, add details about processes. Reading these details can take several seconds.
+    If ``described`` is true, add details about processes. Reading these details might take several seconds.
     """
     return explain(port, bind_error(port), described=described)
 
@@ -100,8 +100,9 @@ def bind_error(port: int) -> int | None:
     The result is None if the TCPStore would succeed.
 
     The function binds a port in the same way as torch 2.13 with its default libuv backend (seen with strace). If
-    binding ``[::]`` for IPv6 and IPv4 fails for any reason, the function binds ``0.0.0.0``. If the second bind also
-    fails, the error of the second bind is returned. SO_REUSEADDR is set on the IPv6 socket and on the IPv4 socket.
+    binding ``[::]`` for both IPv6 and IPv4 fails for any reason, the function tries to bind ``0.0.0.0``. If binding
+    ``0.0.0.0`` also fails, the function returns the number of that error. SO_REUSEADDR is set on the IPv6 socket and on
+    the IPv4 socket.
     """
     number = None
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - as torch does
@@ -174,7 +175,7 @@ def _hint(sockets: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Return the processes that have a TCP socket that is not in the socket table.
+    """Return the processes that have a TCP socket that is unused or only bound to a port.
 
     The socket table does not contain unused sockets or, before Linux 6.8, sockets that are only bound.
     """

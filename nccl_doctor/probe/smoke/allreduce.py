@@ -6,7 +6,7 @@ The worker's code (worker.py) is passed as an in-memory file, ``/proc/PID/fd/N``
 for training. The worker can be started in advance and can run several all-reduces, because importing torch takes longer
 than any other step. Temporary files of the launcher and the ranks are stored in a known directory and removed after
 these processes have ended. Shared memory that killed ranks left behind is also removed. Ranks report events in lines
-that contain a random marker. The remaining output of the ranks is stored.
+that contain a random marker. The first and last lines of the ranks' other output are stored.
 
 NCCL creates a file ``nccl-XXXXXX`` in /dev/shm with mkstemp, and unlinks the file once the peer has attached (NCCL
 2.30.7, src/misc/shmutils.cc). If a rank is killed before NCCL unlinks the file, the file remains in /dev/shm. The file
@@ -114,7 +114,7 @@ class Ranks:
 
     @property
     def ends_known(self) -> bool:
-        """True if the launcher has reported the exit status of every rank that was dead at the last :meth:`look`."""
+        """True if the exit status of every rank that had died before the last call of :meth:`look` is known."""
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
@@ -185,9 +185,9 @@ TAIL_LINES = 16000
 READ_BYTES = 65536  # the capacity of a pipe (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
-"""Maximum total size in bytes of the stored first lines, and of the stored last lines.
+"""Maximum number of bytes that are stored from the start of the ranks' output, and from its end.
 
-HEAD_LINES and TAIL_LINES limit the numbers of these lines.
+HEAD_LINES and TAIL_LINES limit the number of stored lines.
 
 With NCCL_DEBUG=INFO, NCCL prints about 150 lines per rank on 8 GPUs.
 """

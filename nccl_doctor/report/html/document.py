@@ -39,7 +39,7 @@ class Table(NamedTuple):
 def short(text: str, most: int) -> str:
     """Return the string, shortened to ``most`` characters.
 
-    The middle is cut, because similar host names differ at the start or end.
+    The middle of the string is replaced by an ellipsis, because similar host names usually differ at the start or end.
     """
     if len(text) <= most:
         return text

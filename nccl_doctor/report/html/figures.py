@@ -257,7 +257,7 @@ def rails(report: Report) -> TemplateValues | None:
 
 
 def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
-    """Return a host's RDMA ports, grouped by the index of NCCL's device."""
+    """Return a host's RDMA ports, grouped by NCCL device index."""
     return [ports for _, ports in sorted(grouped((port.place, port) for port in host.rdma).items())]
 
 
@@ -291,7 +291,7 @@ def host_table(report: Report) -> TemplateValues | None:
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """Return the value that more than half of at least three hosts have, or None if there is no such value."""
+    """Return the value of the majority, or None if no value has a majority or fewer than three values are known."""
     known = [value for value in values if value]
     if len(known) < _COMPARED_FROM:
         return None

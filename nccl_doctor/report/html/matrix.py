@@ -198,7 +198,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
     """Return a function that returns whether one host tried to connect to another host.
 
-    If only a sample of the pairs was tested, the function looks for the pair in the sample.
+    If only a sample of the pairs was tested, the returned function checks whether the pair is in the sample.
     """
     sample = mesh.sample
     if sample is None:

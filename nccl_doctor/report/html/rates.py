@@ -1,4 +1,4 @@
-"""Draws the measured rates as one figure per rail; rows are senders and columns are receivers.
+"""Draws the measured rates as one figure per rail, with senders as rows and receivers as columns.
 
 With more than 64 hosts, hosts with neighbouring ranks share a row.
 """
@@ -36,7 +36,7 @@ def rate_matrices(report: Report) -> list[TemplateValues]:
 
 
 def _rail(rate: RateReport, report: Report) -> str:
-    """Return the interface of a rate, or "" if the sending host has only one interface."""
+    """Return the interface that sent the data, or "" if the sending host has rates for only one interface."""
     interfaces = {other.interface for other in report.rates or () if other.src == rate.src}
     return rate.interface if len(interfaces) > 1 else ""
 

@@ -76,7 +76,7 @@ def _headline(report: Report) -> tuple[TemplateValues, str]:
 
 
 def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
-    """Return all known facts about the all-reduce except the measurements by size."""
+    """Return all known facts about the all-reduce except the measurements for each message size."""
     known = (
         ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),

@@ -1,8 +1,8 @@
 """Runs commands in a container on a host and explains why a command did not start in the container.
 
 The host's shell prints a marker after running its start-up files, and the container's shell prints a second marker. If
-the output lacks the marker that the host's shell prints, the login failed. If only the container's marker is missing,
-the container or its runtime failed.
+the output lacks the marker that the host's shell prints, the login failed. If only the marker of the container's shell
+is missing, the container or its runtime failed.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class InsideTransport:
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
         """Return the reason why the container can no longer be entered, or None if the container can be entered.
 
-        The check might continue after the deadline.
+        The attempt to enter the container might continue after the deadline.
         """
         now = time.monotonic()
         try:

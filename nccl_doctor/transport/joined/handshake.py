@@ -49,7 +49,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 class HandshakeError(Exception):
-    """Error raised if the other side sends something that is not part of the handshake."""
+    """Error raised if the other side sends an invalid message or does not have the job's token."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Introduction:
     Attributes:
         rank: the node's rank.
         nodes: the number of nodes in the job.
-        host: the host name.
+        host: the node's host name.
         python: the interpreter that training uses on the node.
         release: the release of nccl-doctor, and a digest of the probe.
         waits: whether this process only waits for the end of the check, because another process on its node takes part.

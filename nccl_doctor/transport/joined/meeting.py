@@ -115,7 +115,7 @@ class Meeting:
 
         Processes that requested the report receive the report as JSON. The method waits at most :data:`LATE_S` seconds
         for further processes of the nodes that have joined. A node without an entry in ``lines`` gets ``otherwise``.
-        ``processes`` is the number of processes on this node; with None, the method does not wait.
+        ``processes`` is the number of processes on node 0; with None, the method does not wait.
         """
         nodes = [node.who.processes for node in self.members.values()]
         awaited, count, until = (processes or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S
@@ -281,7 +281,9 @@ class Meeting:
 
 
 def listen(address: str, port: int, deadline: float, on_wait: Callable[[], None]) -> socket.socket:
-    """Return a listening socket. ``address`` is "" for all addresses of this machine.
+    """Return a listening socket.
+
+    If ``address`` is "", the socket listens on all addresses of this machine.
 
     If the port is in use, possibly by another check on this machine, binding is retried until the deadline. Raise
     UsageError if listening on the port fails.
@@ -319,7 +321,7 @@ class JoinedTransport(Transport):
     """A transport to the nodes that joined a check. The probe of node 0 runs on this machine.
 
     ``waited_s`` is the time in seconds that node 0 waited for other nodes. ``output_of`` returns a phrase that says
-    where to find the output of a node rank.
+    where to find the output of the node with a given rank.
     """
 
     def __init__(self, meeting: Meeting, waited_s: float, output_of: Callable[[int], str]) -> None:

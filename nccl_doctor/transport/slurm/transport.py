@@ -3,10 +3,10 @@
 Starting a step has a deadline, because srun could wait forever for the controller or for a node that can't connect back
 to this machine. A step can outlive its srun process. If srun and its helper process are killed, the step's tasks
 continue with an open stdin until the probe has received no heartbeat for several seconds. All steps of an nccl-doctor
-run share a name. After nccl-doctor has ended, a keeper process uses the steps' shared name to cancel any remaining
-steps. The keeper is a shell that outlives nccl-doctor by a few seconds. In Slurm 22.05, a step remains listed while
-slurmstepd tries to notify an srun process that has ended. The notification takes 2.3 s if srun's machine refuses the
-connection, and 22 s if that machine drops packets.
+run share a name. When nccl-doctor ends, even abnormally, a keeper process uses the steps' shared name to cancel any
+remaining steps. The keeper is a shell that outlives nccl-doctor by a few seconds. In Slurm 22.05, a step remains listed
+while slurmstepd tries to notify an srun process that has ended. The notification takes 2.3 s if srun's machine refuses
+the connection, and 22 s if that machine drops packets.
 """
 
 from __future__ import annotations

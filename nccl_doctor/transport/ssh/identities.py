@@ -118,7 +118,7 @@ class Agents:
 
 
 def _silent_for(path: str) -> float | None:
-    """Return how many seconds an agent left a request unanswered, or None if the agent answered or does not exist."""
+    """Return for how many seconds an agent did not answer, or None if the agent answered or does not exist."""
     bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     end = time.monotonic() + bound
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

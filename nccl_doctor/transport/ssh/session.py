@@ -33,7 +33,7 @@ _GREETING = 1024
 _LAST_WORDS = 2048
 _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
-"""Number of seconds between paramiko's checks of whether the session was closed.
+"""Interval in seconds at which paramiko checks whether the session was closed.
 
 A call to ``close()`` notifies paramiko immediately. With paramiko's default of ten checks per second, the checks for
 slow hosts took a tenth of the controller's processor time.

@@ -278,7 +278,8 @@ With the default MaxStartups (10:30:100), sshd might drop the eleventh connectio
 PLACE_S = 2.0
 """Maximum number of seconds for which a host occupies one of the handshake slots in :class:`Places`.
 
-If a host takes longer, the cause of the delay is behind the jump host, because the jump host itself needs less time.
+If a handshake takes longer than this maximum, the cause of the delay is behind the jump host, because the jump host
+itself needs less time.
 """
 QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 

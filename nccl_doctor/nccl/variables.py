@@ -396,8 +396,8 @@ def _judge_ifname(value: str) -> BadValue | None:
     signed = [token for token in tokens if token.startswith(("^", "="))]
     named = any(token.partition(":")[0] for token in tokens)
     misread = (
-        (any(token != token.strip() for token in tokens), "treats the spaces as part of the names"),
-        (value[0] in "'\"" or value[-1] in "'\"", "treats the quotes as part of the names"),
+        (any(token != token.strip() for token in tokens), "treats the spaces as part of the interface names"),
+        (value[0] in "'\"" or value[-1] in "'\"", "treats the quotes as part of the interface names"),
         (bool(signed), f"looks for an interface called {signed[0]!r}" if signed else ""),
         (not named, "accepts no interface" if value[0] == "^" else "accepts every interface"),
         (len(tokens) > MAX_TOKENS, f"reads the first {MAX_TOKENS} names only"),

@@ -61,12 +61,12 @@ def attended(pids: Sequence[int], table: ProcessTable) -> str | None:
         if screen is not None:
             return f"pid {pid} is {screen}, in which people work"
         if shell is not None:
-            return f"pid {pid} is a shell ({shell}), in which somebody may work"
+            return f"pid {pid} is a shell ({shell}), in which somebody might work"
         if table.procs[pid].terminal:
-            return f"pid {pid} ({table.procs[pid].name}) has a terminal, at which somebody may sit"
+            return f"pid {pid} ({table.procs[pid].name}) has a terminal, at which somebody might sit"
     for pid in pids:
         if any(map(MASTER.fullmatch, table.opened(pid))):
-            return f"pid {pid} ({table.procs[pid].name}) serves a terminal, at which somebody may sit"
+            return f"pid {pid} ({table.procs[pid].name}) serves a terminal, at which somebody might sit"
     return None
 
 
@@ -104,7 +104,7 @@ def _of_top(pid: int, table: ProcessTable) -> str | None:
     if parent.name.startswith(STEP):
         words = f"it runs in a Slurm step (pid {parent.pid})"
     elif jobs.is_adopted(proc, table):
-        words = f"nothing shows that pid {pid} is a rank that lost its launcher; it may be meant to run on its own"
+        words = f"nothing shows that pid {pid} is a rank that lost its launcher; it might be meant to run on its own"
     return None if jobs.is_orphan(pid, table) else words
 
 
@@ -246,5 +246,5 @@ def _young(pid: int, table: ProcessTable, grace_s: float) -> str | None:
     if age >= grace_s:
         return None
     return (
-        f"pid {pid} was started {int(age)} s ago, and a process younger than {grace_s:.0f} s may still be starting up"
+        f"pid {pid} was started {int(age)} s ago, and a process younger than {grace_s:.0f} s might still be starting up"
     )

@@ -124,7 +124,7 @@ def test_one_that_does_not_is_killed_with_what_it_started_meanwhile() -> None:
 
 
 def test_a_job_that_gets_no_signal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "pid 11 is a shell (sh), in which somebody may work"
+    why = "pid 11 is a shell (sh), in which somebody might work"
     asked: list[Any] = []
 
     def refuse(arguments: dict[str, Any]) -> Any:

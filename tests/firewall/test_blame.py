@@ -256,7 +256,7 @@ def test_a_limit_that_stopped_a_dial_is_told_with_that_dial() -> None:
 @pytest.mark.parametrize(
     ("rules", "evidence"),
     [
-        ("-A INPUT -p tcp -m statistic --mode random --probability 0.5 -j DROP", "this rule may drop them: -A INPUT"),
+        ("-A INPUT -p tcp -m statistic --mode random --probability 0.5 -j DROP", "this rule might drop them: -A INPUT"),
         (
             "-A INPUT -p tcp -m hashlimit --hashlimit-above 10/sec --hashlimit-mode srcip --hashlimit-name x -j DROP",
             None,

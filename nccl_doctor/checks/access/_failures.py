@@ -1,4 +1,4 @@
-"""Creates the findings of the access checks, with a single finding for hosts that fail in the same way."""
+"""Creates the findings of the access checks, and combines hosts that fail in the same way into one finding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar

@@ -6,12 +6,12 @@ shell. Other possible causes are a user without permission to use Docker, a miss
 service that does not answer. nccl-doctor could not examine the job's environment on the host.
 
 How we know: `docker exec -i NAME /bin/sh -c …` was run on the host, but the container's shell did not answer. For
-Podman, nerdctl and Apptainer, nccl-doctor uses the equivalent command, such as `apptainer exec`. With `enter` and a PID
-instead of a runtime and a container name, the host's python3 enters the namespaces of the process with this PID. The
-report quotes the error message of the failed command and, if no container has the given name, lists the running
-containers.
+Podman, nerdctl and Apptainer, nccl-doctor uses the equivalent command, such as `apptainer exec`. If `inside:` or
+`--inside` names a process (`enter` and a PID) instead of a container, the host's python3 enters the namespaces of this
+process. The report quotes the error message of the failed command and, if no container has the given name, lists the
+running containers.
 
-Fix: run the commands that the report shows on the host, outside the container.
+Fix: on the host, outside the container, run the commands that the report shows.
 
 References: docker-exec(1), podman-exec(1), setns(2), capabilities(7).
 """

@@ -9,10 +9,10 @@ job's token. Node 0 waits up to 300 s for the other nodes (`--join-timeout`). Th
 node 0 refused. Node 0 refuses a node that has a different token, nccl-doctor release, number of nodes or master port.
 Node 0 also refuses a node whose rank is already in use, or that arrives after the check has begun.
 
-Fix: look at the missing node's own output, which shows why the node could not join. If the connection is refused, node
-0 has not started or MASTER_ADDR is the address of another host. If the connection gets no answer, a firewall on node 0
-probably drops the packets. If MASTER_ADDR does not resolve on the missing node, that node can't connect to node 0
-either.
+Fix: look at the missing node's own output, which shows why the node could not join. If the connection to node 0 is
+refused, nccl-doctor has not started on node 0, or MASTER_ADDR is the address of another host. If the connection to node
+0 gets no answer, a firewall on node 0 probably drops the packets. If the missing node can't resolve MASTER_ADDR, it
+can't connect to node 0.
 
 References: PyTorch, "torchrun (Elastic Launch)", "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """

@@ -1,4 +1,4 @@
-"""A pod of the job is not available because it is waiting for a node, an image or a container, or has finished.
+"""A pod of the job has no node, image or running container, is not ready, or has finished.
 
 What it means: a job with a fixed number of ranks waits for all of them. If one pod is missing, the other pods wait and
 occupy their GPUs until the rendezvous times out.
@@ -10,8 +10,9 @@ kubectl's error message gives the reason. If a pod's container is running but th
 only a warning. A pod that is not ready has no DNS name from a headless Service unless the Service sets
 ``publishNotReadyAddresses: true``.
 
-Fix: if a resource is scarce, request less of it, wait, or have nodes added. If the image can't be pulled, correct the
-image's name or the image pull secret. If the container exits, find the reason with ``kubectl logs --previous``.
+Fix: if a resource is scarce, request less of this resource, wait until enough of it is free, or ask the cluster's
+administrator to add nodes. If the image can't be pulled, correct the image's name or the image pull secret. If the
+container exits, find the reason with ``kubectl logs --previous``.
 
 References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
 """

@@ -1,11 +1,11 @@
-"""The host was reached, but nccl-doctor's probe on the host returned no answer.
+"""The host was reached, but nccl-doctor's probe on the host did not return a complete answer.
 
 What it means: nccl-doctor could not examine the host. Usually, the SSH user can't run commands because of a login shell
 such as nologin, a forced command, or a profile that waits for input. Other possible causes are a host without free
 memory or process slots, and a bug in nccl-doctor.
 
 How we know: nccl-doctor sends the probe to the host's Python over SSH, and the probe answers with a marker. The probe's
-marker did not arrive or was damaged, or some answers of the probe were missing. The message describes how the probe
+marker did not arrive or was damaged, or some of the probe's answers were missing. The message describes how the probe
 failed, and the evidence quotes the last output lines. If short messages between nccl-doctor and the probe arrive but
 the first long message does not, the network path might lose large packets. Large packets are lost if a host's MTU is
 larger than the MTU of the path and ICMP messages are filtered. To confirm that large packets are lost, nccl-doctor
@@ -36,7 +36,7 @@ _STARTED = (
     "disk hangs. If none of this explains it, report this with the output of check -v."
 )
 _LARGE = (
-    "Short packets pass between this machine and the host, but long ones may not: test with ping -M do -s 1472 from "
+    "Short packets pass between this machine and the host, but long ones might not: test with ping -M do -s 1472 from "
     "either side. If the pings are lost, lower the interface's MTU (ip link set dev NAME mtu 1400, as root), or have "
     "ICMP allowed on the path. If not, see whether the host is out of memory or processes or its disk hangs."
 )

@@ -1,8 +1,9 @@
 """The Python interpreter that training uses does not start on the host.
 
 What it means: SSH works, but the interpreter does not exist on the host or is too old (Python 3.8 or later is
-required). Alternatively, the user is not allowed to run the interpreter, or the interpreter is incomplete or was built
-for a different CPU. The job would fail on the host with "No such file or directory" or at its first import.
+required). Other possible causes are a user without permission to run the interpreter, and an interpreter that is
+incomplete or was built for a different CPU. The job would fail on the host with "No such file or directory" or at its
+first import.
 
 If a PYTHONHOME or PYTHONPATH that is set at login has a wrong value, the interpreter starts only in isolated mode
 (``-I``), which ignores these variables.

@@ -4,9 +4,9 @@ What it means: the host is up and has the expected host key, but it accepts none
 nccl-doctor connects to many hosts at once, it never asks for a password or passphrase. A launcher such as mpirun can't
 ask for a password either.
 
-How we know: every key was offered in OpenSSH's order (configured identity file, the agent's keys, default files in
-~/.ssh), and the server refused each key. The evidence lists the offered keys, unused keys (such as passphrase-protected
-keys that are not in the agent), and the authentication methods that the server accepts.
+How we know: nccl-doctor offered the user's keys in OpenSSH's order (configured identity file, the agent's keys, default
+files in ~/.ssh), and the server refused each offered key. The evidence lists the offered keys, unused keys (such as
+passphrase-protected keys that are not in the agent), and the authentication methods that the server accepts.
 
 If a server accepts a key but then disconnects, it does not allow this account to log in. Either the account has expired
 or is locked, or logins are denied by /etc/nologin or by a PAM module such as pam_slurm_adopt ("you have no active jobs
@@ -17,11 +17,11 @@ configures a shared ssh connection (ControlMaster) that is already open. Servers
 agent with many keys can reach the limit before the right key is offered.
 
 Fix: if other users have permission to read the key file, remove this permission. If the key has a passphrase, load the
-key into the agent. If a certificate has expired, have the certificate renewed. If a certificate is not valid yet, wait,
-or correct the clock of nccl-doctor's machine. If the server accepts passwords, install the public key with ssh-copy-id,
-which asks for the password once. If no other remedy applies, someone who can log in to the host must add the public key
-to ~/.ssh/authorized_keys there. If a different user or key is needed, set the user or key in the hosts file (ssh: user,
-identity_file) or in ~/.ssh/config.
+key into the agent. If a certificate has expired, have the certificate renewed. If a certificate is not valid yet, check
+the clock of the machine that runs nccl-doctor. If the clock is right, wait until the certificate becomes valid. If the
+server accepts passwords, install the public key with ssh-copy-id, which asks for the password once. If no other remedy
+applies, someone who can log in to the host must add the public key to ~/.ssh/authorized_keys there. If a different user
+or key is needed, set the user or key in the hosts file (ssh: user, identity_file) or in ~/.ssh/config.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.
@@ -62,7 +62,7 @@ _NO_KEY = (
 )
 _RENEW = "Have the certificate renewed by whatever signs it for you (the site's login tool, the CA), and check again."
 _EARLY = (
-    "A certificate is not valid yet: check this machine's clock (date -u), which may be slow. If it is right, wait "
+    "A certificate is not valid yet: check this machine's clock (date -u), which might be slow. If it is right, wait "
     "until the certificate becomes valid."
 )
 _SLURM = re.compile("(?i)slurm|no active job")

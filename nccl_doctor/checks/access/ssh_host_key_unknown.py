@@ -4,8 +4,8 @@ What it means: SSH can't verify the identity of the machine that answered. Even 
 nccl-doctor verifies every host key and never accepts a new key automatically. If the host key is unknown, tools that
 use ssh, such as mpirun and pdsh, also hang or fail.
 
-How we know: the user's and the system's known_hosts files have no key for the name that ssh would use. The search
-includes hashed names, names with a port, HostKeyAlias and wildcards. The evidence shows the key's type and SHA256
+How we know: the user's and the system's known_hosts files have no key for the name that ssh would use. nccl-doctor also
+considers hashed names, names with a port, HostKeyAlias and wildcards. The evidence shows the key's type and SHA256
 fingerprint.
 
 Fix: compare the fingerprint with the output of ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on the host's

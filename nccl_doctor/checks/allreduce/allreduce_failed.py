@@ -1,17 +1,17 @@
 """A rank failed or was killed during the all-reduce.
 
-What it means: the job would fail in the same way as this test. The ranks of the test used the interpreter and variables
-from the hosts file, and the master address and port that torchrun would use.
+What it means: the job would fail in the same way as nccl-doctor's all-reduce. The ranks of the all-reduce used the
+interpreter and variables from the hosts file, and the master address and port that torchrun would use.
 
-How we know: the rank was killed by a signal, reported an exception, or ended without a message. A failure is also
+How we know: a rank was killed by a signal, reported an exception, or ended without a message. A failure is also
 reported if a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to the
 launcher was lost. Messages from other ranks such as "Connection closed by peer" are consequences of the first failure,
 and `nccl-doctor logs` recognizes them as such. If the ranks' output names a cause, such as a busy port or a full
 /dev/shm, allreduce-failed is listed below the diagnosis of this cause.
 
 Fix: correct the cause of the quoted error. SIGKILL is usually sent by the kernel when memory runs out (see `dmesg`), by
-a scheduler, or by a user. SIGSEGV and SIGBUS indicate faults in the libraries of torch or the driver, or a full
-/dev/shm.
+a scheduler, or by a user. SIGSEGV indicates a fault in a library of torch, CUDA or a plugin. SIGBUS usually means that
+/dev/shm was full, or the disk of a memory-mapped file.
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages

@@ -13,9 +13,9 @@ link's speed is unknown, as for virtual interfaces, gloo counts as slow below 10
 and the ranks used or waited for a lot of CPU time, gloo's speed is not evaluated, because the CPU might have been the
 bottleneck.
 
-Over RDMA, the counters of the ports (/sys/class/infiniband) are read before and after the all-reduce. The advice
-depends on which counters increased: link errors, or packets that were lost, out of sequence or not acknowledged. An
-increase in congestion notifications is normal if no other counter increased.
+If the all-reduce uses RDMA, nccl-doctor reads the counters of the RDMA ports (/sys/class/infiniband) before and after
+the all-reduce. The advice depends on which counters increased: link errors, or packets that were lost, out of sequence
+or not acknowledged. An increase in congestion notifications is normal if no other counter increased.
 
 If one rank spent far more time than the others between the all-reduces, the diagnosis names this rank, because all
 other ranks waited for it.

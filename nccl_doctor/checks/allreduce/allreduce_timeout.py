@@ -23,7 +23,8 @@ If no rank shows a sign of a fault and the job has three or more hosts, the all-
 `nccl-doctor check` repeats the all-reduce automatically, but `nccl-doctor smoke` repeats it only with `--isolate`. The
 diagnosis names the host or pair of hosts with which the all-reduce fails.
 
-Fix: examine the stage in which the ranks stopped, and the quoted stacks and last output lines of the ranks.
+Fix: find the cause from the stage at which the ranks stopped, and from the ranks' stacks and last output lines, which
+the report quotes.
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages

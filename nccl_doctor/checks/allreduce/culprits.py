@@ -1,6 +1,6 @@
 """Finds the ranks that caused an all-reduce to fail.
 
-The conclusions are drawn from the ranks' reports, their output, and a repetition of the all-reduce in groups of hosts.
+The evidence comes from the ranks' reports, the ranks' output, and a repetition of the all-reduce in groups of hosts.
 """
 
 import re
@@ -120,7 +120,10 @@ class Culprits:
 
     @property
     def trials(self) -> tuple[str, ...]:
-        """Lines of evidence on the all-reduce in each group of hosts and, if these tests were inconclusive, the reason."""
+        """Lines of evidence on the all-reduce in each group of hosts.
+
+        If these tests were inconclusive, the last line states why.
+        """
         report = self.smoke.isolation
         if isinstance(report, Unknown):
             return (f"the all-reduce over groups of hosts {report.reason}",)

@@ -9,7 +9,7 @@ hosts' devices. RDMA counts as available if every host has active ports under /s
 available if there are NVSwitches on the PCI bus.
 
 Fix: if the diagnosis names a variable, unset the variable. If no variable is named, read the "NET/IB" lines in the
-rank's log (`nccl-doctor smoke --save-logs DIR`), and run `ibv_devinfo` in the training environment.
+ranks' logs (`nccl-doctor smoke --save-logs DIR`), and run `ibv_devinfo` in the training environment.
 """
 
 from collections.abc import Iterator

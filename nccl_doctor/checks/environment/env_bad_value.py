@@ -9,10 +9,10 @@ with the result of strtoll. NCCL_COMM_ID must consist of an address and a port, 
 host's subnets. NCCL_HOSTID must differ between machines, which nccl-doctor identifies by their boot IDs. If two
 machines have the same NCCL_HOSTID, NCCL treats them as one machine. NCCL then fails with "Duplicate GPU detected", or
 fails to open shared memory. The value of a TORCH_NCCL_ or TORCH_FR_ variable must be a number or a Boolean (1, true,
-yes, 0, false, no), depending on the variable. If the value of such a variable is invalid or empty, torch ends with
-"Invalid value for environment variable", hangs or aborts. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since
-torch 2.15, the backend name "nccl" selects the nccl2 backend unless TORCH_DIST_USE_NCCL2=0 is set. The nccl2 backend
-does not read some of the TORCH_NCCL_ variables when it starts.
+yes, 0, false, no), depending on the variable. If a TORCH_NCCL_ or TORCH_FR_ variable has an invalid or empty value,
+torch fails with "Invalid value for environment variable", hangs or aborts. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or
+DETAIL. Since torch 2.15, the backend name "nccl" selects the nccl2 backend unless TORCH_DIST_USE_NCCL2=0 is set. The
+nccl2 backend does not read some of the TORCH_NCCL_ variables when it starts.
 
 Fix: correct the value in the place that the report names (the hosts file, the SSH environment, or a line of NCCL's
 config file).

@@ -1,13 +1,13 @@
 """A variable named NCCL_…, TORCH_NCCL_… or GLOO_… is unknown to NCCL and its plugins, to torch and to gloo.
 
 What it means: NCCL ignores unknown variables without a warning. A misspelt variable such as NCCL_SOCKET_IFNAMES or
-NCCL_IB_DISABLED has no effect, and the job runs with the default. There is no variable NCCL_TIMEOUT, because the time
-limit for collectives is an argument of torch's init_process_group. NCCL's ports can't be set by a variable.
+NCCL_IB_DISABLED has no effect, and the job runs with the default. There is no NCCL_TIMEOUT variable, because the time
+limit for collectives is an argument of torch's init_process_group. NCCL has no variable that sets its ports.
 
 How we know: nccl-doctor has a list of all variables in the source of NCCL 2.3 to 2.30 and in the libraries of NCCL 2.31
-and 2.32. For each variable, the list shows the first and the last NCCL release that reads it. The known prefixes of
-plugins (aws-ofi-nccl's NCCL_OFI_, Google's NCCL_FASTRAK_ and others) and the variables of old and new torch releases
-are accepted. A torch or gloo variable is reported only if its name is similar to a known name.
+and 2.32. For each variable, the list shows the first and the last NCCL release that reads it. Variables with the prefix
+of a known plugin (aws-ofi-nccl's NCCL_OFI_, Google's NCCL_FASTRAK_ and others) and variables of old and new torch
+releases are not reported. A torch or gloo variable is reported only if its name is similar to a known name.
 
 Fix: correct the name, or unset the variable. The diagnosis names the place where the variable is set: the hosts file,
 the SSH environment, or a line of NCCL's config file.

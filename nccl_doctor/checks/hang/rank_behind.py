@@ -6,8 +6,9 @@ as outliers.
 How we know: NCCL's RAS service counts the collectives that each rank has launched, and torch's flight recorder lists
 these collectives. The numbers of launched collectives differed between ranks but did not change between two samples.
 
-Fix: Find out what the lagging ranks are doing. The report shows their stacks if py-spy was able to read them. If stacks
-are missing, run `nccl-doctor hang` again as the job's user, with py-spy installed on the hosts and ptrace allowed.
+Fix: Find out what the lagging ranks are doing. The report shows the lagging ranks' stacks if py-spy was able to read
+them. If stacks are missing, run `nccl-doctor hang` again as the job's user, with py-spy installed on the hosts and
+ptrace allowed.
 
 References: NCCL's guide, "RAS"; torch/csrc/distributed/c10d/FlightRecorder.cpp.
 """

@@ -3,8 +3,8 @@
 What it means: the network is not at fault. Some ranks are sleeping, or waiting for a data loader, a file system, a lock
 or a response, and do not reach the collective.
 
-How we know: py-spy read the stacks of all ranks twice, without stopping the processes. In both samples, the named ranks
-were at the same source line, while the other ranks were in torch.distributed. Between the samples, the named ranks used
+How we know: py-spy read the stacks of all ranks twice, without stopping the processes. Each named rank was at the same
+source line in both samples, while the other ranks were in torch.distributed. Between the samples, the named ranks used
 hardly any CPU time, and read or wrote hardly any data. With `hang --watch`, a rank that uses CPU time, or reads or
 writes data, is also named if all other ranks have waited for this rank longer than `--after`.
 

@@ -1,6 +1,6 @@
 """Launchers or ranks are waiting for each other, and the job does not start.
 
-What it means: torchrun starts the ranks only after as many nodes as --nnodes specifies have joined the rendezvous. All
+What it means: torchrun starts the ranks only when all nodes that --nnodes requires have joined the rendezvous. All
 nodes must use the same address, port and --rdzv_id. Without a rendezvous backend, each node needs its own --node_rank.
 If nodes are missing, torchrun waits without printing a message, for ten minutes by default.
 

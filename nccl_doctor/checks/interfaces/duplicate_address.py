@@ -6,7 +6,7 @@ machine or a copied static network configuration.
 
 How we know: an address that the hosts file or NCCL uses for one host is also an address of another machine (with a
 different boot ID). The addresses of bridges inside a host, such as docker0, do not count as duplicates, because they
-are often the same on every host. If NCCL uses the address of such a bridge, the diagnosis is ifname-needed or
+are often the same on every host. If NCCL uses the address of a bridge inside a host, the diagnosis is ifname-needed or
 ifname-wrong-interface.
 
 Fix: assign a different address to one of the machines.

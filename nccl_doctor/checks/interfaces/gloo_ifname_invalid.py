@@ -1,7 +1,8 @@
 """GLOO_SOCKET_IFNAME names an interface that does not exist on the host or that no other host can reach.
 
-What it means: gloo does not support prefixes, "^" or "=", so a value copied from NCCL_SOCKET_IFNAME can end the job
-with "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use gloo for barriers.
+What it means: gloo does not support prefixes, "^" or "=". With a value copied from NCCL_SOCKET_IFNAME, the job might
+therefore fail with "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use gloo for
+barriers.
 
 A rank advertises the first address of the interface in GLOO_SOCKET_IFNAME, and its peers connect to that address. The
 interfaces docker0 and lo are wrong choices because they usually have the same addresses on every host.

@@ -4,9 +4,9 @@ What it means: the job has one more node than there are machines. If the machine
 and NCCL fails with "Duplicate GPU detected". If the machine has no GPUs, the ranks of both nodes share its cores and
 NIC, and both nodes might need the master port.
 
-How we know: two entries of the hosts file lead to the same boot ID and to the same interface addresses. If both entries
-have the same address or each entry has its own `cuda_visible_devices`, the two nodes are assumed to be intentional and
-are not reported.
+How we know: for two entries of the hosts file, nccl-doctor found the same boot ID and the same interface addresses. If
+both entries have the same address or each entry has its own `cuda_visible_devices`, the two nodes are assumed to be
+intentional and are not reported.
 
 Fix: remove one of the entries. If two nodes on one machine are intended, give both entries the same address and
 different `cuda_visible_devices`.

@@ -1,6 +1,6 @@
 """A name that the job uses does not resolve on a host.
 
-What it means: every rank looks up the master address. If the lookup fails, the rank ends with "The IPv4 network
+What it means: every rank looks up the master address. If the lookup fails, the rank fails with "The IPv4 network
 addresses of (…) cannot be retrieved (gai error: -2 - Name or service not known)". On a host that can't resolve its own
 name, gloo falls back to 127.0.0.1, which the other hosts can't reach (hostname-loopback explains when this matters).
 
@@ -212,7 +212,7 @@ def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} could not resolve {name or 'the name of another host'}.",
         "Use the master's address instead of its name, or put the name into DNS or /etc/hosts on every host. In "
-        "Kubernetes, the Service's record may appear later than the pod: wait for it before the start.",
+        "Kubernetes, the Service's record might appear later than the pod: wait for it before the start.",
         case.check(),
     )
 

@@ -1,8 +1,8 @@
 """NCCL_SOCKET_IFNAME matches no interface of the host.
 
-What it means: NCCL does not fall back to another interface. NCCL ends immediately with "Bootstrap : no socket interface
-found" and ncclInvalidUsage (ncclInternalError before 2.24.3). Names in NCCL_SOCKET_IFNAME are prefixes, so "eth"
-matches eth0 and eth1, but not enp3s0. With "=" in front of the list, the names must match exactly; with "^", all
+What it means: NCCL does not fall back to another interface. NCCL fails immediately with "Bootstrap : no socket
+interface found" and ncclInvalidUsage (ncclInternalError before 2.24.3). Names in NCCL_SOCKET_IFNAME are prefixes, so
+"eth" matches eth0 and eth1, but not enp3s0. With "=" in front of the list, the names must match exactly; with "^", all
 interfaces except the listed ones match. Spaces and case are significant in the names.
 
 How we know: nccl-doctor applies the rules by which the NCCL version that torch loads chooses interfaces, or libnccl

@@ -1,15 +1,15 @@
 """The interface that NCCL is configured to use is down or has no carrier.
 
-What it means: from 2.28.3, NCCL ignores interfaces that are not running, and ends with "Bootstrap : no socket interface
-found" if no interface is left. Earlier versions of NCCL use interfaces that are down but have an address, so the other
-hosts can't connect.
+What it means: from 2.28.3, NCCL ignores interfaces that are not running, and fails with "Bootstrap : no socket
+interface found" if no interface is left. Earlier versions of NCCL use interfaces that are down but have an address, so
+the other hosts can't connect.
 
 If NCCL_SOCKET_IFNAME is not set, NCCL on the affected host uses another interface, which might be in a different
 network from the interfaces of the other hosts.
 
-How we know: IFF_RUNNING is not set in the interface's flags (netdevice(7)). The kernel clears this flag if the
-interface is switched off, the cable is unplugged, or the other end is down. The diagnosis is also based on the rules of
-the host's NCCL version, and on failed connections to addresses in the interface's network.
+How we know: IFF_RUNNING is not set in the interface's flags (netdevice(7)). The kernel clears the IFF_RUNNING flag if
+the interface is switched off, the cable is unplugged, or the other end is down. The diagnosis is also based on the
+rules of the host's NCCL version, and on failed connections to addresses in the interface's network.
 
 Fix: bring the interface up (`ip link set NAME up`), check the cable and the switch port, or use another interface.
 """

@@ -5,8 +5,8 @@ its first data, or at the first collective. A link on the path (a switch, a tunn
 hosts, and ICMP messages about the MTU are filtered.
 
 How we know: on a connection between the addresses that NCCL will use, full-size packets were never acknowledged. TCP
-sends these packets with the "don't fragment" bit. The same data was then sent again in full-size packets, which were
-lost again, and in packets of 1,200 bytes, which arrived. If the small packets were also lost, or the full-size packets
+sets the "don't fragment" bit in its packets. The same data was then sent again in full-size packets, which were lost
+again, and in packets of 1,200 bytes, which arrived. If the small packets were also lost, or the full-size packets
 arrived the second time, the path loses packets of any size (see round-trip-long).
 
 Fix: lower the MTU of the interfaces to the path's MTU (1500, or 1450 inside a tunnel), or raise the MTU of the

@@ -12,8 +12,8 @@ Spark), a firmware update left one half of a port with an MTU of 1500, while the
 Fix: set the same MTU on all hosts, and make sure that the switches support this MTU. On DGX OS, set the MTU in a file
 in /etc/netplan, because settings made with ip or nmcli are lost on reboot.
 
-References: NVIDIA/dgx-spark-playbooks issues 25 and 103; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
-DGX-Spark issue 38.
+References: NVIDIA/dgx-spark-playbooks issues 25 and 103;
+tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-DGX-Spark issue 38.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,8 +2,8 @@
 
 What it means: Linux uses a single route to a subnet, so all packets to the subnet leave through one interface. By
 default, each of the two interfaces answers ARP requests for both addresses. Traffic for the second address might arrive
-on the wrong interface. Strict reverse-path filtering (rp_filter=1) drops this traffic, so some pairs of hosts can't
-connect. Without strict filtering, connections work, but the second link stays idle.
+on the wrong interface. Strict reverse-path filtering (rp_filter=1) drops packets that arrive on the wrong interface, so
+some pairs of hosts can't connect. Without strict filtering, connections work, but the second link stays idle.
 
 How we know: NCCL's bootstrap and NET/Socket use two addresses on the same subnet, and rp_filter, arp_ignore and
 arp_announce do not separate the interfaces. If arp_ignore is at least 1, arp_announce is 2 and rp_filter is not 1, the

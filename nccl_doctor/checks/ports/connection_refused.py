@@ -1,7 +1,8 @@
 """A rank's connection to another rank was refused.
 
-What it means: No process was listening at the target address and port. The process had ended or had not started yet, or
-the address was wrong (for example a loopback address, a wrong master address, or an address from a stale init file).
+What it means: No process was listening at the target address and port. The process that should have been listening had
+ended or had not started yet, or the address was wrong (for example a loopback address, a wrong master address, or an
+address from a stale init file).
 
 How we know: the log contains NCCL's "Connect to 10.0.0.2<4242> failed : Connection refused" (or an older form), torch's
 "The client socket has failed to connect to … (errno: 111", or gloo's "SO_ERROR: Connection refused". NCCL retries

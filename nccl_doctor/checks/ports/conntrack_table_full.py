@@ -7,8 +7,8 @@ connections. Different ranks hang in each run, and "nf_conntrack: table full, dr
 log.
 
 How we know: nccl-doctor reads nf_conntrack_count and nf_conntrack_max on each host. A host is reported if less than a
-tenth of the table is free, or if the job's connections need more entries than are free (estimated as for
-ephemeral-ports-few).
+tenth of the table is free, or if the job's connections need more entries than are free (see ephemeral-ports-few for the
+estimate).
 
 Fix: raise the limit of the conntrack table. An entry occupies about 300 bytes of memory. Entries of closed connections
 remain for a few minutes, but entries of connections that were never closed remain for five days

@@ -1,15 +1,15 @@
 """A host has fewer ephemeral ports than the job might need.
 
 What it means: NCCL has no port setting, so every listener and every connection of every rank uses a port in
-`net.ipv4.ip_local_port_range`. If the range is exhausted, NCCL ends with "Cannot assign requested address" or "Call to
+`net.ipv4.ip_local_port_range`. If the range is exhausted, NCCL fails with "Cannot assign requested address" or "Call to
 bind failed: Address already in use". The error "Call to bind failed" does not concern the master port.
 
 If a connection from the host failed with EADDRNOTAVAIL because all ports of the range were in use, the diagnosis is an
 error instead of a warning.
 
-How we know: the number of unreserved ports in the range is compared with an estimate of the ports that a job of this
-world size needs. Each rank uses about six ports for itself (the bootstrap's listeners, the proxy, gloo). In an
-all-to-all over the network, each rank needs two more ports for every other rank, one for listening and one for
+How we know: the number of ports that the job needs is estimated from the world size, and compared with the number of
+unreserved ports in the range. Each rank uses about six ports for itself (the bootstrap's listeners, the proxy, gloo).
+In an all-to-all over the network, each rank needs two more ports for every other rank, one for listening and one for
 connecting:
 
     ports needed on a host = ranks on the host * (6 + 2 * world size)

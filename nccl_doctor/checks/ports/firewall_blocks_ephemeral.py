@@ -9,8 +9,8 @@ How we know: every host listened on ephemeral ports, and the other hosts tried t
 failed, and the kernel's rules on the two hosts block the first packet of this connection (see firewall-blocks-port). If
 the connections succeeded, but a rule limits their rate or number (iptables limit, hashlimit, connlimit or recent; nft
 limit or ct count), the diagnosis is a warning. A limit is reported if it allows fewer connections than the ranks of two
-hosts might need. As for ephemeral-ports-few, the required number of connections is estimated as the number of ranks on
-the peer * (6 + 2 * the number of ranks on the host).
+hosts might need. The required number of connections is estimated as the number of ranks on the peer * (6 + 2 * the
+number of ranks on the host) (see ephemeral-ports-few).
 
 Fix: run the commands in the report, which allow connections from the cluster's own addresses to the whole ephemeral
 range. The commands use the tool that manages the host's rules.

@@ -190,7 +190,7 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
         for port in dict.fromkeys(port for _, port in blame.unexpected_passes):
             passed = fold([source for source, to in blame.unexpected_passes if to == port])
             target = f"{blame.host.name}:{port}"
-            yield f"but     {passed} -> {target} passed, although its rules forbid it: they may have just changed"
+            yield f"but     {passed} -> {target} passed, although its rules forbid it: they might have just changed"
 
 
 def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tuple[str, str]]) -> Fix:

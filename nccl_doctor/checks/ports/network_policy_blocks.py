@@ -9,8 +9,8 @@ How we know: a connection between two pods failed, and the namespace's policies 
 connection. The policies are evaluated for the labels and addresses of both pods and for the port. If the test
 connections show that the network plugin does not enforce policies, no policy is reported.
 
-Fix: add a policy that allows only the job's pods to reach each other, on all TCP ports. Policies are additive, so the
-existing policies need no change.
+Fix: add a policy that allows TCP connections on all ports, but only between the job's pods. Policies are additive, so
+the existing policies need no change.
 
 References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
 """

@@ -2,8 +2,8 @@
 
 What it means: The kernel received an ICMP message such as "host unreachable" for the target address, or no host
 answered its ARP requests. If the hosts can ping each other, the cause is a firewall's REJECT rule, which is firewalld's
-default. If the hosts can't ping each other, the cause is an interface in a different network, or an address that no
-host has.
+default. If the hosts can't ping each other, the target host is down, an interface is in a different network, or no host
+has the target address.
 
 How we know: the log contains NCCL's "Connect to 10.0.0.2<4242> failed : No route to host", or errno 113 in torch or
 gloo. NCCL 2.24 and later retry 34 times and log the retries only at INFO level.

@@ -1,8 +1,8 @@
 """The master port lies in the ephemeral range, which the kernel uses for outgoing connections.
 
-What it means: an outgoing connection on the master, or a listener of NCCL or gloo, can occupy the master port when the
-job starts. If the port is occupied, torch fails with "Address already in use", even if no process listens on the port.
-The failure is hard to find because it is intermittent.
+What it means: an outgoing connection on the master, or a listener of NCCL or gloo, might occupy the master port when
+the job starts. If the port is occupied, torch fails with "Address already in use", even if no process listens on the
+port. The failure is hard to find because it is intermittent.
 
 How we know: on the first host, `net.ipv4.ip_local_port_range` contains the master port, and
 `net.ipv4.ip_local_reserved_ports` does not. The default port of torchrun (29500) lies below Linux's default range

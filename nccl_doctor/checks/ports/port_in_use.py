@@ -4,22 +4,21 @@ What it means: rank 0 can't open torch's TCPStore and exits with "Address alread
 wait for rank 0 until they time out.
 
 How we know: on the master, nccl-doctor tried to bind the master port with SO_REUSEADDR and to listen on it, as torch's
-TCPStore does. The kernel's socket tables show why the attempt failed:
+TCPStore does. If the attempt fails, the kernel's socket tables show the cause:
 
 - `listener`: a process, such as a stale rank, a second job or another service, listens on the port, at one address or
   at all addresses.
 - `bound`: a process has bound the port but does not listen, so `ss -l` does not show the socket.
 - `outbound`: the port is the source port of an outgoing connection, because `ip_local_port_range` contains the master
   port.
-- `time-wait`: a connection of a program that does not set SO_REUSEADDR ended less than a minute ago. A TIME_WAIT socket
-  that torch itself left does not prevent torch from binding the port, so this socket is not reported.
+- `time-wait`: a connection of a program that does not set SO_REUSEADDR ended less than a minute ago. TIME_WAIT sockets
+  of torch's own connections do not prevent torch from binding the port, so they are not reported.
 
-Fix: `nccl-doctor fix-port` shows which process occupies the port and which job this process belongs to. `nccl-doctor
-fix-port --kill` ends the job that occupies the port if the job is your own, and if its ranks have no launcher and make
-no progress. `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts
-file. If an outgoing connection uses the port (`outbound`), add the port to the `net.ipv4.ip_local_reserved_ports`
-sysctl. If only a closed connection occupies the port (`time-wait`), wait until the port is free (`nccl-doctor fix-port
---wait`).
+Fix: `nccl-doctor fix-port` shows which process occupies the port and which job this process belongs to. If the job that
+occupies the port is yours, has no launcher and makes no progress, `nccl-doctor fix-port --kill` ends this job.
+`nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. If an
+outgoing connection uses the port (`outbound`), add the port to the `net.ipv4.ip_local_reserved_ports` sysctl. If only a
+closed connection occupies the port (`time-wait`), wait until the port is free (`nccl-doctor fix-port --wait`).
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """

@@ -1,4 +1,4 @@
-"""Only root can open the master port.
+"""Only root can bind the master port.
 
 What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and fails with
 "Permission denied" (errno 13, EACCES).

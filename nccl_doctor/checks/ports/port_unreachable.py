@@ -17,9 +17,9 @@ nccl-doctor. The way in which a connection fails indicates the cause:
 - stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
   intercepts the connection.
 
-The port test covers every interface of a host over which NCCL or gloo will transfer data. If ranks on the same host
-will connect to each other, the host also connects to itself. The master connects to its own master port, and a host
-with several ranks connects to its own ephemeral ports.
+The port test covers every interface over which NCCL or gloo will transfer data. If the job connects ranks on the same
+host to each other, the port test also connects this host to itself. The master connects to its own master port, and a
+host with several ranks connects to its own ephemeral ports.
 
 The diagnosis names the smallest set of hosts that explains all failed connections. For example, if one host can't
 connect to four other hosts, the diagnosis names only this one host. If several equally small sets of hosts explain the
@@ -27,9 +27,10 @@ failures, the diagnosis names all of these sets. If connections fail in only one
 that reports the failure. Failures in only one direction do not prove that the target host is at fault. No conclusion is
 drawn about a pair of hosts if one host reports that a connection failed but the other host accepted the connection.
 Each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the next host. If some ports
-of a host answer late or not at all, this host is also tested with simultaneous connections. If only some of the
-simultaneous connections get an answer, the path loses packets at random, or loses all packets between certain ports. If
-packets are lost only between certain ports, a member of a bond or one of several parallel routes has usually failed.
+of a host answer a connecting host late or not at all, the connecting host also makes simultaneous connections to one of
+these ports. If only some of the simultaneous connections get an answer, the path loses packets at random, or loses all
+packets between certain ports. If packets are lost only between certain ports, a member of a bond or one of several
+parallel routes has usually failed.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
 check the subnet's network ACL and the security groups of both instances. If both instances are in the same security
@@ -230,7 +231,7 @@ def _finding(
     )
     evidence.append(f"the firewall rules {rules}")
     unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
-    evidence += [f"this rule on {name} may be the cause: {rule}" for name, rule in unclear]
+    evidence += [f"this rule on {name} might be the cause: {rule}" for name, rule in unclear]
     used = f" over {rail.interface}, which {' and '.join(rail.users)} will also use for data" if rail else ""
     advice = _by_the_other_address(view, dials) or between(view.kube, ends)
     fix = Fix(summary=advice) if advice else _look(dials, unread, judged)

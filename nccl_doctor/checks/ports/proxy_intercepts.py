@@ -1,11 +1,11 @@
 """A service mesh's sidecar or a transparent proxy intercepts connections between the hosts.
 
 What it means: the sidecar's rules redirect every connection to a proxy, and the proxy accepts the connection before
-connecting to the target. A proxy might wait for the sender's first bytes, require TLS, close idle connections, or
-change the sender's address. Behind a proxy, NCCL and gloo hang, fail with "Connection reset", or are slow because a
+connecting to the target. A proxy might wait until the client sends data, require TLS, close idle connections, or
+replace the client's address. Behind a proxy, NCCL and gloo hang, fail with "Connection reset", or are slow because a
 single process forwards all of a host's data.
 
-In a log, torch's store client reports repeatedly that it "failed to connect/validate" because it "got 0 bytes". The
+Behind a proxy, torch's store client repeatedly logs a message with "failed to connect/validate" and "got 0 bytes". The
 message "got 0 bytes" means that the connections were accepted and then immediately closed. Without a proxy, the master
 refuses connections to the master port until torch's store starts.
 
@@ -13,8 +13,8 @@ How we know: each host bound a port without listening on it, and a connection fr
 accepted instead of refused. nccl-doctor tests ports without a listener only if the hosts are pods, or if a connection
 in the port test was accepted but did not reach nccl-doctor's listener. In the port test, nccl-doctor's listeners send a
 random word immediately after they accept a connection. A proxy is also reported if the listener's random word arrived
-only after the connecting host had sent data. If a host's own rule redirects connections and no sidecar exists, the
-diagnosis is firewall-blocks-port.
+only after the connecting host had sent data. If no sidecar exists and a host's own firewall rule redirects the
+connections, the diagnosis is firewall-blocks-port.
 
 Fix: exclude the job's pods from the mesh, and start the job again. For Istio, set the `sidecar.istio.io/inject:
 "false"` label in the pod template. For Linkerd, set the `linkerd.io/inject: disabled` annotation in the pod template.

@@ -1,17 +1,18 @@
 """Packets to and from a host take far longer than packets between other hosts, or are retransmitted.
 
-What it means: the job runs, but the connections of one host delay the job's many small messages. Possible causes are a
-path through another site or a VPN, an overloaded switch, a duplex mismatch, or a port that loses packets.
+What it means: the job runs, but its many small messages are delayed on the connections of one host. Possible causes are
+a path through another site or a VPN, an overloaded switch, a duplex mismatch, or a port that loses packets.
 
 How we know: for each connection in the port test, the kernel measures the round-trip time and counts the
 retransmissions (TCP_INFO). A host is reported if its shortest round-trip time is at least ten times the median of the
 other hosts' shortest round-trip times, and at least 5 ms longer than this median. A host is also reported if packets
 were retransmitted on at least half of its connections, but on at most a tenth of the connections between other hosts.
-Hosts with at least two runnable processes per CPU, or with threads that woke up at least 0.5 s late, are ignored. The
-diagnosis is a warning if many of a host's 64 simultaneous connections (32 in clusters of more than 16 hosts) got no
-answer, or got an answer only after their first packet was resent. The diagnosis is also a warning if 32 KiB of data did
-not arrive within 1.5 s although full-size packets arrived. If answers or data are late or missing, the path between the
-hosts loses packets at random or limits new connections.
+Long round trips and retransmissions of a busy host are not reported. A host is busy if it has at least two runnable
+processes per CPU, or if a thread of nccl-doctor wakes up at least 0.5 s late. The diagnosis is a warning if many of a
+host's 64 simultaneous connections (32 in clusters of more than 16 hosts) got no answer, or got an answer only after
+their first packet was resent. The diagnosis is also a warning if 32 KiB of data did not arrive within 1.5 s although
+full-size packets arrived. If answers or data are late or missing, the path between the hosts loses packets at random or
+limits new connections.
 
 Fix: examine the path to the other hosts with `tracepath`, and the error counters of the network interface with `ethtool
 -S`. `nccl-doctor check --rate` measures the TCP throughput between the hosts.
@@ -100,7 +101,7 @@ def _lossy(view: View) -> Iterator[Finding]:
         yield Finding(
             hosts=accused(sorted(group.minimal_cover), [pair for pair in pairs if pair[0] in group.hosts]),
             message=f"Packets between {group.words} {what}.",
-            evidence=(*evidence, *(f"this rule may drop them: {rule}" for rule in rules)),
+            evidence=(*evidence, *(f"this rule might drop them: {rule}" for rule in rules)),
             facts={"late": late, "tried": tried},
             fix="Look for a bad cable, a duplex mismatch, port errors (ethtool -S), or a limit on new connections on "
             "the path; nccl-doctor check --rate measures each pair.",

@@ -1,10 +1,11 @@
 """The job's container does not have the network, shared memory, limits or devices of its host.
 
-What it means: the job fails or is slow although the host is configured correctly. In a bridge network, the default of
-Docker and Podman, NCCL advertises a container address such as 172.17.0.2, which other hosts can't reach. On another
-host, the same address might belong to a local container. By default, /dev/shm in a container has a size of only 64 MiB,
-which is too small for NCCL and for data loaders. A container inherits its limits on locked memory and open files from
-the container daemon, not from the host. GPUs and RDMA devices are available only if they were passed to the container.
+What it means: the job fails or is slow although the host is configured correctly. In a bridge network (the default of
+Docker and of Podman as root), NCCL advertises a container address such as 172.17.0.2, which other hosts can't reach. On
+another host, the same address might belong to a local container. By default, /dev/shm in a container has a size of only
+64 MiB, which is too small for NCCL and for data loaders. A container inherits its limits on locked memory and open
+files from the container daemon, not from the host. GPUs and RDMA devices are available only if they were passed to the
+container.
 
 How we know: the probe runs in the container, and a small script on the host reads the network namespace, /dev/shm,
 limits, devices and /etc/hosts for comparison. Harmless differences are not reported. A container's own network is

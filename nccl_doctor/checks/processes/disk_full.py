@@ -9,8 +9,8 @@ How we know: as the SSH user, the check uses statvfs(3) to read the free space a
 "[Errno 28] No space left on device" or "[Errno 122] Disk quota exceeded" for a file outside /dev/shm. If torch can't
 write a checkpoint, the log contains "PytorchStreamWriter failed writing file" or "unexpected pos".
 
-Fix: run `df -h`, `df -i` (inodes) and `quota -s` on the host. Remove old files, keep fewer checkpoints, or set TMPDIR
-and the checkpoint directory to paths on a disk with free space.
+Fix: find the full disk or the exhausted quota with `df -h`, `df -i` (inodes) and `quota -s` on the host. Remove old
+files, keep fewer checkpoints, or set TMPDIR and the checkpoint directory to paths on a disk with free space.
 
 References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc; statvfs(3).
 """
@@ -29,7 +29,10 @@ MIB = 1 << 20
 LEAST_BYTES = 64 * MIB
 LEAST_FILES = 100
 _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
-"""Pattern for paths that are safe to show and paste. Any other path appears as "the folder that TMPDIR names"."""
+"""Pattern for paths that are safe to show and paste.
+
+Any other path appears as "the directory that TMPDIR names".
+"""
 
 
 @check(

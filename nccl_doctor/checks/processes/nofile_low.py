@@ -1,4 +1,4 @@
-"""Processes started over SSH may open fewer files than a job of this size needs.
+"""The open files limit of processes started over SSH is too low for a job of this size.
 
 What it means: the job fails with "Too many open files" or "unhandled system error", usually above a certain number of
 hosts. In each process, NCCL's bootstrap, the store and gloo open sockets to the other ranks, and data loaders open
@@ -14,7 +14,7 @@ checked, because NCCL raises it to the hard limit only in the process that serve
 Fix: to raise the soft limit to the hard limit, run `ulimit -n "$(ulimit -Hn)"` in the shell that starts the job. To
 raise the hard limit permanently, write `* - nofile 1048576` to a file in /etc/security/limits.d and log in again. For
 root, write `root - nofile 1048576`, since `*` does not apply to root. For systemd units such as Slurm's slurmd, set
-`LimitNOFILE=`.
+`LimitNOFILE=1048576`.
 """
 
 from collections.abc import Sequence

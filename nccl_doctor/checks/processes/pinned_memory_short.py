@@ -2,15 +2,15 @@
 
 What it means: NCCL fails with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", although `ulimit -l`
 prints "unlimited". If the GPU and the CPU share memory (GB10, DGX Spark), memory registration might fail as soon as a
-large model is loaded. The pages that remain free belong to the contiguous memory allocator (CMA) and must stay movable,
-so they can't be pinned.
+large model is loaded. The pages that are still free after the model has been loaded belong to the contiguous memory
+allocator (CMA). CMA pages must stay movable, so they can't be pinned.
 
 How we know: on a host with an RDMA port that NCCL uses, /proc/meminfo shows a larger value for CmaFree than for
 CmaTotal. Linux 7.0 adds the scratch area of kexec handover (KHO), about 9 GiB on a GB10, to the CMA pages, but counts
 it only in CmaFree. This fault is also reported if a log or the output of the all-reduce shows that a memory
 registration failed although the memlock limit is unlimited.
 
-Fix: add `kho=off` to the kernel command line, or boot the previous kernel, 6.17. Without KHO, kdump and kexec still
+Fix: add `kho=off` to the kernel command line, or boot Linux 6.17 instead of 7.0. Without KHO, kdump and kexec still
 work.
 
 References: NVIDIA/NV-Kernels pull requests 590 and 591; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259.
@@ -30,7 +30,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 REMEDY = Fix(
     summary="Boot with kho=off on the kernel command line, or boot the previous kernel (6.17 instead of 7.0). Until "
-    "then, a smaller cache for the model may be enough.",
+    "then, a smaller cache for the model might be enough.",
     needs_root=True,
     risk="disruptive",
 )

@@ -5,15 +5,15 @@ What it means: Slurm gives a job step only the resources that the job requested.
 of the time. If the ranks exceed the memory limit, the kernel kills a rank ("Killed", "oom_kill event in StepId="). If
 the job step does not see all GPUs of the job, at least one rank has no GPU.
 
-How we know: the check starts a job step and determines how many CPUs a process of the step may use, from
-sched_getaffinity(2) and the CPU limit of the process's control group. The check uses the lowest memory limit among the
-process's control group and the ancestors of that group. The GPUs that nvidia-smi shows in the step are compared with
-those that `scontrol -d show job` lists for the node. The check's job step has no CPU binding, and gets all resources of
-the job on the node, like any step that srun starts without `--exact`. Less than one CPU or less than 2 GiB of memory
-per rank is reported as a warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch
-and CUDA requires more memory. Outside Slurm, the memory limit of the container's or login session's control group is
-checked. With vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus Committed_AS) is
-also checked.
+How we know: the check starts a job step. From sched_getaffinity(2) and the CPU limit of the control group, the check
+determines how many CPUs a process of the step may use. The check uses the lowest memory limit among the process's
+control group and the ancestors of that group. The GPUs that nvidia-smi shows in the step are compared with those that
+`scontrol -d show job` lists for the node. The check's job step has no CPU binding, and gets all resources of the job on
+the node, like any step that srun starts without `--exact`. Less than one CPU or less than 2 GiB of memory per rank is
+reported as a warning. Less than 512 MiB of memory per rank is reported as an error, because loading torch and CUDA
+requires more memory. Outside Slurm, the memory limit of the container's or login session's control group is checked.
+With vm.overcommit_memory=2, the memory that processes may still allocate (CommitLimit minus Committed_AS) is also
+checked.
 
 Fix: request more resources with `--cpus-per-task=N`, `--mem=0` (all memory of a node) or `--gpus-per-node=N`. Repeat
 `--cpus-per-task` for srun, which has ignored sbatch's value since Slurm 22.05. For a container, raise `docker run

@@ -11,8 +11,8 @@ root access, `lspci -vvv` shows whether Access Control Services (ACS) redirect t
 between GPUs, only the PCI bridges upstream of the GPUs matter. The IOMMU must not translate the GPUs' addresses
 (/sys/kernel/iommu_groups). In a virtual machine, ACS and the IOMMU must be on, and the provider decides whether a
 direct path exists. If the ACS or IOMMU settings can't be read, the check reports nothing about them. The job starts
-regardless of these settings, and the all-reduce measures the bandwidth. For GeForce GPUs, most of which do not support
-P2P, the diagnosis is only a note.
+regardless of the ACS and IOMMU settings, and nccl-doctor's all-reduce measures the bandwidth. For GeForce GPUs, most of
+which do not support P2P, the diagnosis is only a note.
 
 Fix: run `modprobe nvidia_peermem` and list the module in /etc/modules-load.d, or install the driver's open kernel
 modules. Add `iommu=pt` to the kernel command line. If the IOMMU still translates the GPUs' addresses, add

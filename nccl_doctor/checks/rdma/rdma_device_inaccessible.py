@@ -1,9 +1,9 @@
 """The job can't open an active RDMA device, or the InfiniBand fabric has no subnet manager.
 
 What it means: /sys shows the device, but the device file /dev/infiniband/uverbsN is missing, or the job's user has no
-permission to open it. NCCL leaves the device out of its list, and prints "Unable to open device" in some cases. If no
-device is left, NCCL uses TCP sockets. If a device is missing from one host's list, the following devices in this list
-are paired with the wrong devices of the other hosts.
+permission to open it. NCCL omits devices that it can't open from its device list, and prints "Unable to open device" in
+some cases. If NCCL can't open any RDMA device, it uses TCP sockets. If a device is missing from one host's list, the
+following devices in this list are paired with the wrong devices of the other hosts.
 
 How we know: the check opens each device node as libibverbs does, as the job's user and in the job's container. ENOENT
 means that the device node is missing, for example because it was not passed to the container or pod. EACCES means that

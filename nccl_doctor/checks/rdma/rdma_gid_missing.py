@@ -16,7 +16,7 @@ is added.
 How we know: the check reads each port's GID table in /sys/class/infiniband, and determines the index that the host's
 NCCL version uses. The check reports a port whose GID entry at the index in use is empty. The check also reports a port
 whose GID type differs from the type that most hosts use on the port at the same position in their device lists. Nothing
-is reported if no RoCE port has an IPv4 address, since ports with link-local GIDs can communicate within a network
+is reported if all RoCE ports use link-local GIDs of the same type, since these ports can communicate within a network
 segment.
 
 Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no GID entry has an IP address, assign an IP address to the network

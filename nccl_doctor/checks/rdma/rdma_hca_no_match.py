@@ -1,10 +1,11 @@
 """NCCL_IB_HCA matches no RDMA device of a host.
 
-What it means: NCCL logs "No device found" and continues over TCP sockets, at a tenth of the speed. With NCCL_NET=IB,
-the diagnosis is an error, because NCCL fails with "Failed to initialize any NET plugin" ("network IB not found" before
-NCCL 2.27). The diagnosis is an error if other hosts use RDMA, because sockets can't connect to RDMA devices. With
-sockets on one side and RDMA on the other, the job fails with "socketFinalizeAccept: wrong type", or hangs with NCCL
-versions before 2.16. If the job uses no GPUs, the diagnosis is a warning, since the gloo backend does not use RDMA.
+What it means: NCCL logs "No device found" and continues over TCP sockets, at about a tenth of the speed of RDMA. With
+NCCL_NET=IB, the diagnosis is an error, because NCCL fails with "Failed to initialize any NET plugin" ("network IB not
+found" before NCCL 2.27). If the job uses GPUs and other hosts use RDMA, the diagnosis is also an error, because sockets
+can't connect to RDMA devices. With sockets on one side and RDMA on the other, the job fails with "socketFinalizeAccept:
+wrong type", or hangs with NCCL versions before 2.16. If the job uses no GPUs and NCCL_NET=IB is not set, the diagnosis
+is a warning, since the gloo backend does not use RDMA.
 
 The value of NCCL_IB_HCA is a list of RDMA devices (mlx5_0, rocep1s0f0), not of network interfaces (eth0). An entry of
 NCCL_IB_HCA matches every device whose name begins with that entry. A leading "=" means that names must match exactly,

@@ -1,7 +1,7 @@
 """The PCIe link or port of an RDMA device is slower than its maximum, or slower than on the other hosts.
 
 What it means: a card with fewer PCIe lanes or a lower link speed than usual, or a port at half its rate, slows every
-all-reduce. NCCL's rings are only as fast as the slowest link. NCCL reads only the maximum speed of a link, not the
+all-reduce. An NCCL ring is only as fast as its slowest link. NCCL reads only the maximum speed of a link, not the
 actual speed, and does not warn about a slower link.
 
 On a GB10 (DGX Spark), each QSFP port appears as two devices, with four PCIe lanes each, in PCI domains 0000 and 0002.
@@ -19,8 +19,9 @@ Fix: for a slow PCIe link, reseat the card, check the slot's lanes in the firmwa
 firmware. For a slow port, check the cable, the switch port and the configured speed (`ethtool`, `mlxlink`). On a GB10,
 run `fwupdmgr update`, and configure the addresses in /etc/netplan, since addresses set with nmcli are lost on reboot.
 
-References: NVIDIA/dgx-spark-playbooks issues 25 and 102; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
-DGX-Spark 35 and 38; forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x2".
+References: NVIDIA/dgx-spark-playbooks issues 25 and 102;
+tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-DGX-Spark issues 35 and 38;
+forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x2".
 """
 
 from collections import Counter
@@ -116,7 +117,11 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, RdmaEntry, str]]:
         lanes = max(widths, default=0)
         others = (item for name, peer, item in links if name != host and peer.label == entry.label and item is not None)
         if link.width < lanes:  # whatever the width of the slot
-            yield (host, entry, f"{link.speed:g} GT/s x{link.width}, but the link of the port's other half is x{lanes}")
+            yield (
+                host,
+                entry,
+                f"{link.speed:g} GT/s x{link.width}, but the other half of the same port has an x{lanes} link",
+            )
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
             (entry.port.rate_gbps or 0.0, *(item.gbps for item in others))
         ):

@@ -9,10 +9,10 @@ route to host) or 101 (Network is unreachable). From NCCL 2.24 on, the job fails
     node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2
 
 A host's list contains the ACTIVE ports that NCCL_IB_HCA accepts, in the kernel's order or, from NCCL 2.29.7 on, in the
-order of PCI addresses. NCCL_IB_HCA only filters the list, so the order of its entries has no effect. A port that is
-down is not in the list, so the following ports move up by one position. If each rail has its own network, all ports
-that have moved up are paired with the wrong ports. From NCCL 2.20 on, the ports of one card count as one device, and
-NCCL pairs the first ports of such devices.
+order of PCI addresses. NCCL_IB_HCA only filters the device list, so the order of the names in NCCL_IB_HCA has no
+effect. A port that is down is not in the list, so the following ports move up by one position. If each rail has its own
+network, all ports that have moved up are paired with the wrong ports. From NCCL 2.20 on, the ports of one card count as
+one device, and NCCL pairs the first ports of such devices.
 
 How we know: the check computes each host's list of devices in the same way as the host's NCCL version. For RoCE, the
 check compares the networks to which the addresses in the ports' GIDs belong. Only routes through the port's own network
@@ -24,9 +24,9 @@ their addresses counts as a route. The check does not test whether a path throug
 filters are ignored, since RDMA packets bypass them.
 
 Fix: cable the hosts in the same way, or assign addresses so that devices at the same position in the lists are in the
-same network. If the network can't be changed, set NCCL_IB_HCA on each host to "=" and a list of the devices that can
-reach each other. From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL pair devices that are in
-the same network.
+same network. If the network can't be changed, set NCCL_IB_HCA on each host to "=" followed by a list of only those
+devices that can reach each other. From NCCL 2.30.7 on, NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts makes NCCL pair
+devices that are in the same network.
 """
 
 from collections.abc import Iterator

@@ -5,18 +5,18 @@ the waiting ranks. Look for a rank that is not among the waiting ranks, has a lo
 nothing.
 
 How we know: the watchdog of torch's ProcessGroupNCCL prints "Watchdog caught collective operation timeout" with the
-SeqNum and the OpType of the collective. With gloo, the message is "Timed out waiting 1800000ms for recv operation".
-Horovod prints lists of stalled ranks. Since torch 2.15, the default backend is nccl2, which prints
-"[TC][rank=1][name=0] Operation timed out after 600012 ms". The timeout message of nccl2 contains neither the name nor
-the number of the collective. If a timeout message gives -1 as the last completed work, no collective finished before
-the timeout. If no collective finished, the ranks never connected, so the cause is in the network. A log that stops
-without a timeout, a fault or a normal end might also lead to this diagnosis. If a job runs on a single host and its log
-ends right after the ranks connected over shared memory, the diagnosis is a warning, because the log might be an
-excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't show whether the job
-hangs.
+SeqNum and the OpType of the collective. gloo prints "Timed out waiting 1800000ms for recv operation". Horovod prints
+lists of stalled ranks. Since torch 2.15, the default backend is nccl2, which prints "[TC][rank=1][name=0] Operation
+timed out after 600012 ms". The timeout message of nccl2 contains neither the name nor the number of the collective. If
+a timeout message gives -1 as the last completed work, no collective finished before the timeout. If no collective
+finished, the ranks have probably never connected, so the cause is usually in the network. A log that stops without a
+timeout, a fault or a normal end might also lead to this diagnosis. If a job runs on a single host and its log ends
+right after the ranks connected over shared memory, the diagnosis is a warning, because the log might be an excerpt. For
+other logs that stop early, the diagnosis is only a note, because a log alone can't show whether the job hangs.
 
-Fix: compare the ranks' stacks with `py-spy dump`, or their collectives with torch's flight recorder. A step that only
-rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its own.
+Fix: use `py-spy dump` to compare the ranks' stacks, or torch's flight recorder to compare their collectives. A step
+that only rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its
+own.
 
 References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15). The default timeout is 30
 minutes up to torch 2.1, and 10 minutes from torch 2.2 on.

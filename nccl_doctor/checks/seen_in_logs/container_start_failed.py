@@ -1,6 +1,7 @@
 """A container could not be started.
 
-What it means: The job did not start on the host, because the image, a mount, the runtime or the GPU hook failed.
+What it means: The import of the image, a mount, the container runtime or the GPU hook failed, so the job did not start
+on the host.
 
 How we know: The log contains an error from pyxis ("container start failed", "failed to import docker image"), enroot or
 nvidia-container-cli. Other signs are "OCI runtime create failed", Docker's "Error response from daemon", and

@@ -9,7 +9,7 @@ kernel.
 
 Fix: Set CUDA_LAUNCH_BLOCKING=1 to see which call failed. Xid and ECC errors (`dmesg`, `nvidia-smi -q`) point to a
 hardware fault. The message "busy or unavailable" suggests that another process uses the GPU, or that the GPU is in the
-exclusive compute mode.
+EXCLUSIVE_PROCESS compute mode.
 
 References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 """
@@ -22,7 +22,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))
 
 ADVICE = make_advice(
-    "CUDA failed on {who}. An earlier call may have caused it; this process's later errors are only consequences.",
+    "CUDA failed on {who}. An earlier call might have caused it; this process's later errors are only consequences.",
     "Run it on that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",
 )
 

@@ -1,8 +1,8 @@
 """Two ranks use the same GPU.
 
 What it means: NCCL needs a separate GPU for each rank of a communicator. Two ranks share a GPU if set_device was not
-called, if their CUDA_VISIBLE_DEVICES select the same single GPU, or if containers on different hosts report the same
-host identity.
+called, if CUDA_VISIBLE_DEVICES selects the same single GPU for both ranks, or if containers on different hosts report
+the same host identity.
 
 How we know: Up to version 2.29, NCCL prints "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000". The
 number after "CUDA device" is the PCI bus ID in hexadecimal without punctuation. From version 2.30 on, NCCL prints

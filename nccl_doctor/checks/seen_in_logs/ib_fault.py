@@ -4,13 +4,15 @@ What it means: A queue pair could not be created, or a transfer was not acknowle
 a wrong GID index, VLAN, MTU or flow control setting, and the exit of the process on the other host.
 
 How we know: NCCL prints a "Got completion from peer" message with a status, such as status=12. Status 12 means that no
-acknowledgement arrived. Status 4 means that the adapter has no permission to read the local memory, and status 10 means
-that the memory of the other side no longer exists. Status 5 is only a consequence of an earlier error. In the message
-"Call to ibv_modify_qp failed", errno 22 or 61 points to the GID index. With errno 110, 113 or 101, ibv_modify_qp can't
-reach the other device, which is usually in another network (rdma-pair-unreachable). From NCCL 2.24 on, the message
-about ibv_modify_qp names the device, the GID index and both GIDs. NCCL's warnings about asynchronous InfiniBand events
-show links that went down. If `nccl-doctor logs --with FILE` reads a snapshot from `nccl-doctor check --save`, the
-diagnosis names the two ports of the failed connection and states whether these ports can communicate.
+acknowledgement arrived. Status 4 means that the adapter has no permission to access the local memory. Status 10 means
+that the memory on the other host is no longer accessible, usually because the process there has exited. Status 5 is
+only a consequence of an earlier error. In the message "Call to ibv_modify_qp failed", errno 22 or 61 means that the GID
+at the chosen index is missing, or that the GIDs of the two ports have different types. Errno 110, 113 or 101 from
+ibv_modify_qp means that the other device can't be reached, usually because it is in another network
+(rdma-pair-unreachable). From NCCL 2.24 on, the message about ibv_modify_qp names the device, the GID index and both
+GIDs. NCCL's warnings about asynchronous InfiniBand events show links that went down. If `nccl-doctor logs --with FILE`
+reads a snapshot from `nccl-doctor check --save`, the diagnosis names the two ports of the failed connection and states
+whether these ports can communicate.
 
 Fix: Run ib_write_bw between the two hosts, and check the link with ibstat or ethtool. For RoCE, unset NCCL_IB_GID_INDEX
 if the NCCL version is 2.21 or later. With an earlier NCCL version, set NCCL_IB_GID_INDEX to the index of the correct

@@ -3,8 +3,8 @@
 What it means: The log contains only a warning without a known cause, or a general error such as "unhandled system
 error" or "internal error".
 
-How we know: NCCL printed a message that nccl-doctor does not recognize as harmless. Without NCCL_DEBUG, torch shows
-only the text after "Last error:".
+How we know: NCCL printed a message that nccl-doctor does not recognize as harmless. If NCCL_DEBUG is not set, the only
+text from NCCL is after "Last error:" in torch's exception.
 
 Fix: Run the job again with NCCL_DEBUG=INFO, and pass all ranks' output to `nccl-doctor logs`. `nccl-doctor check` tests
 whether the hosts meet NCCL's requirements.
@@ -29,7 +29,7 @@ def _advice(case: Case) -> Advice:
     if any(event.wording == STRANGER.pattern for event in case.cause.events):
         return advise(
             f"A peer that is not a rank of this job connected to NCCL's port on {case.who} ({case.target}).",
-            "It may be a rank of another job, a port scanner, or a rank whose NCCL version, NCCL_SOCKET_MAGIC or "
+            "It might be a rank of another job, a port scanner, or a rank whose NCCL version, NCCL_SOCKET_MAGIC or "
             "socket encryption differs. Find out which host has that address.",
             case.check(),
         )

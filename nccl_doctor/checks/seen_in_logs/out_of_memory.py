@@ -1,4 +1,4 @@
-"""Memory ran out, on a GPU or on the host.
+"""A GPU or a host ran out of memory.
 
 What it means: A rank exited because an allocation failed, or the kernel killed the rank. The other ranks wait for the
 rank that exited.
@@ -6,9 +6,9 @@ rank that exited.
 How we know: For GPU memory, the log contains "CUDA out of memory", NCCL's "Failed to CUDA calloc", or JAX's
 RESOURCE_EXHAUSTED. For host memory, the log contains oom-kill, std::bad_alloc or DefaultCPUAllocator.
 
-Fix: Use a smaller batch, activation checkpointing or sharding. To shrink NCCL's own buffers, use fewer channels
-(NCCL_MAX_NCHANNELS). For host memory, use fewer data loader workers, or request more memory for the job. `nccl-doctor
-check` shows leftover processes on GPUs.
+Fix: For GPU memory, use a smaller batch, activation checkpointing or sharding. To shrink NCCL's own buffers, use fewer
+channels (NCCL_MAX_NCHANNELS). For host memory, use fewer data loader workers, or request more memory for the job.
+`nccl-doctor check` shows leftover processes on GPUs.
 
 References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 """

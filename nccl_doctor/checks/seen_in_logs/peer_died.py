@@ -1,8 +1,8 @@
 """A rank exited, and the other ranks lost their connections to it.
 
-What it means: A lost connection is only a consequence of the exit of another rank. The cause is the first error of the
-rank that exited. The log of this rank might be on another host or in another file. If the kernel killed the rank, no
-log shows an error.
+What it means: A lost connection is only a consequence of the exit of another rank. To find the cause, look for the
+first error of the rank that exited. The log of the rank that exited might be on another host or in another file. If the
+kernel killed the rank, no log of the job shows an error.
 
 How we know: The log contains NCCL's "Connection closed by remote peer", "Connection reset by peer" or ncclRemoteError,
 torch's "TCPStore server has shut down too early", or gloo's "Connection closed by peer". No other fault in the log

@@ -5,11 +5,11 @@ rendezvous or the first collective times out. If the hosts file does not set the
 fewer GPUs starts fewer ranks, and the world size is smaller than intended.
 
 How we know: the GPUs that nvidia-smi lists are compared with `nproc_per_node` and `cuda_visible_devices` in the hosts
-file, or with CUDA_VISIBLE_DEVICES in the ranks' environment. If torch is built for ROCm, the GPUs that the amdgpu
-driver manages are counted instead. For AMD GPUs, HIP_VISIBLE_DEVICES replaces CUDA_VISIBLE_DEVICES, and
-ROCR_VISIBLE_DEVICES is applied first. If a host has one GPU fewer than similar machines, the missing GPU has usually
-fallen off the bus (Xid 79 in the kernel log). A job is assumed to run on CPUs if no host has a GPU and neither the
-hosts file nor CUDA_VISIBLE_DEVICES requests GPUs.
+file, or with CUDA_VISIBLE_DEVICES in the ranks' environment. If torch is built for ROCm, the check counts the GPUs that
+the amdgpu driver manages. For AMD GPUs, HIP_VISIBLE_DEVICES replaces CUDA_VISIBLE_DEVICES, and ROCR_VISIBLE_DEVICES is
+applied first. If a host has one GPU fewer than similar machines, the missing GPU has usually fallen off the bus (Xid 79
+in the kernel log). A job is assumed to run on CPUs if no host has a GPU and neither the hosts file nor
+CUDA_VISIBLE_DEVICES requests GPUs.
 
 Fix: list the GPUs on the host's PCI bus with `lspci -d 10de:` (NVIDIA) or `lspci -d 1002:` (AMD). If a GPU on the bus
 is missing from nvidia-smi's list, look for driver errors in `dmesg`, and power-cycle the host. If nvidia-smi lists

@@ -3,15 +3,15 @@
 What it means: CUDA finds no device on the host ("Found no NVIDIA driver", "no CUDA-capable device"), so the ranks exit
 or fall back to gloo on the CPU.
 
-How we know: the check reads the GPUs on the PCI bus, their kernel drivers, the state of the nvidia module, the access
-to the device nodes, and the messages of nvidia-smi. The kernels for which the nvidia module is installed are compared
-with the running kernel. A common cause is a kernel update after which the nvidia module was not built for the new
-kernel. After a driver update without a reboot, the loaded kernel module and the driver's library have different
-versions. Another possible cause is that the nouveau driver controls the GPU. A container might have been started
-without GPUs, or might have lost its GPUs when systemd was reloaded. If nvidia-smi prints "No devices were found", the
-driver could not initialize the GPU, and `dmesg | grep NVRM` might show why. A GPU that is passed through to a virtual
-machine (vfio-pci) is not reported. The diagnosis is only a warning if no setting requests GPUs, nvidia-smi is not
-installed, and torch either runs in a container or was built without GPU support.
+How we know: the check reads the GPUs on the PCI bus, their kernel drivers, the state of the nvidia module and the
+messages of nvidia-smi. The check also tests whether the job's user can open the GPUs' device nodes. The kernels for
+which the nvidia module is installed are compared with the running kernel. A common cause is a kernel update after which
+the nvidia module was not built for the new kernel. After a driver update without a reboot, the loaded kernel module and
+the driver's library have different versions. Another possible cause is that the nouveau driver controls the GPU. A
+container might have been started without GPUs, or might have lost its GPUs when systemd was reloaded. If nvidia-smi
+prints "No devices were found", the driver could not initialize the GPU, and `dmesg | grep NVRM` might show why. A GPU
+that is passed through to a virtual machine (vfio-pci) is not reported. The diagnosis is only a warning if no setting
+requests GPUs, nvidia-smi is not installed, and torch either runs in a container or was built without GPU support.
 
 Fix: apply the remedy that the diagnosis shows for the cause.
 

@@ -10,8 +10,8 @@ If the user has no permission to read the kernel log (`kernel.dmesg_restrict`), 
 Xids 13, 31, 43, 45, 68 and 69 are ignored, because they show a bug in a program, not a faulty GPU. Errors are ignored
 if the driver later reported that the GPU had recovered (Xid 154, "to 0x0").
 
-Fix: to complete pending remappings, reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot the host. A GPU with
-new errors after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.
+Fix: to complete pending row remappings, reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot the host. A GPU
+with new errors after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.
 """
 
 import math

@@ -2,8 +2,8 @@
 
 What it means: the check examined the environment of a command that is run over SSH, but a job that you start from your
 own terminal uses a different interpreter or different variables. A launcher that uses SSH (mpirun, DeepSpeed, pdsh)
-does not get the variables that `.bashrc` sets after the line that returns for non-interactive shells. A common case is
-NCCL_SOCKET_IFNAME, which `.bashrc` sets on only some hosts.
+does not get the variables that `.bashrc` sets after the line at which non-interactive shells stop reading the file. A
+common case is NCCL_SOCKET_IFNAME, which `.bashrc` sets on only some hosts.
 
 How we know: the check starts the user's shell once as an interactive login shell without a terminal. In the login
 shell, the check determines the path of the interpreter that the hosts file names, and reads the variables for training,

@@ -11,9 +11,9 @@ unknown. Without ldd, the check gives no result if one copy of NCCL comes from a
 LD_LIBRARY_PATH. Some builds of torch search LD_LIBRARY_PATH first (RUNPATH), and others search the package's directory
 first (RPATH).
 
-Fix: uninstall the package that does not match torch's CUDA version (`torch.version.cuda`). Then reinstall the other
-package, because uninstalling the first package also removed the shared file. Remove any other copy of NCCL from
-LD_LIBRARY_PATH and LD_PRELOAD.
+Fix: uninstall the package that does not match torch's CUDA version (`torch.version.cuda`). Then reinstall the package
+that matches torch's CUDA version, because uninstalling the other package also removed the shared file. Remove any other
+copy of NCCL from LD_LIBRARY_PATH and LD_PRELOAD.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """

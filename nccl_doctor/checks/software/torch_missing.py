@@ -1,13 +1,13 @@
 """The job's Python interpreter has no torch, or has a build of torch that can't use the host's GPUs.
 
 What it means: on the host, `python -m torch.distributed.run` fails immediately with "No module named torch", while the
-other hosts wait until their rendezvous times out. A build of torch without CUDA fails with "Torch not compiled with
-CUDA enabled", or silently trains on the CPU.
+other hosts wait until their rendezvous times out. With a build of torch without CUDA, the job fails with "Torch not
+compiled with CUDA enabled", or silently trains on the CPU.
 
 How we know: the check reads the package metadata of the training interpreter that a non-interactive SSH command would
 run. A conda or virtual environment that your login shell activates in `.bashrc` is not active in a non-interactive
-command. If torch is installed, its build (torch/version.py) is compared with the GPUs that nvidia-smi lists and that
-the job may see.
+command. If nvidia-smi lists GPUs that the job may use, the check reads from torch/version.py whether torch was built
+for CUDA or ROCm.
 
 Fix: in the hosts file, name an interpreter that has torch (such as `python: /opt/train/bin/python`, for all hosts or
 for one host), or install torch for the current interpreter.

@@ -55,11 +55,11 @@ _ERRNO: dict[int, access.Reason] = {
 _DETAIL: dict[access.Reason, str] = {
     "name-unresolved": "has a name that does not resolve on this machine",
     "refused": "refused the TCP connection",
-    "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
-    "unreachable": "is on a network that this machine has no route to",
+    "no-route": 'could not be reached ("no route to host")',
+    "unreachable": "could not be reached, because this machine has no route to the address",
     "not-ssh": "answered, but not with the SSH protocol",
-    "no-session": "accepted the login but runs no command",
-    "forwarding": "may not be reached from there: the jump host forbids TCP forwarding",
+    "no-session": "accepted the login but did not run any command",
+    "forwarding": "could not be reached, because the jump host forbids TCP forwarding",
 }
 
 
@@ -124,7 +124,7 @@ def of_os_error(target: SshDestination, error: OSError, seconds: float) -> Acces
 
 def not_forwarded(target: SshDestination, reason: access.Reason, message: str) -> AccessError:
     """Return the failure for a host to which the jump host did not forward the connection."""
-    detail = "" if reason in ("refused", "forwarding") else "could not be reached from its jump host"
+    detail = "" if reason in ("refused", "forwarding") else "could not be reached from the jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
     return unreachable(target, reason, detail, (f"the jump host said: {message}",))

@@ -189,7 +189,7 @@ ROWS = (
         AS_ALICE,
     ),
     Row("MaxSessions 1", READY, sshd("MaxSessions 1")),
-    Row("MaxSessions 0", ("ssh-unreachable", "accepted the login but runs no command", "MaxSessions"), sshd("MaxSessions 0"), (255, "")),
+    Row("MaxSessions 0", ("ssh-unreachable", "accepted the login but did not run any command", "MaxSessions"), sshd("MaxSessions 0"), (255, "")),
     Row("ForceCommand true", ("probe-failed", "forced command"), sshd("ForceCommand true")),
     Row(
         "a key for one command",

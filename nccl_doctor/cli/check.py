@@ -52,7 +52,9 @@ def check(
     write_failed: Annotated[
         Path | None,
         options.of_output(
-            "--write-failed", metavar="FILE", help="Write to FILE the names of the hosts that failed, one per line."
+            "--write-failed",
+            metavar="FILE",
+            help="Write to FILE the names of the hosts that failed or were not reached, one per line.",
         ),
     ] = None,
     load_from: options.From = None,

@@ -24,7 +24,7 @@ def explain(
         typer.Argument(
             metavar="CODE|TOPIC",
             help="Code (NCD304 or 304), name (port-in-use), words of an error, or topic (slurm). "
-            "If omitted, all topics are shown.",
+            "If omitted, all topics are listed.",
             autocompletion=_complete,
         ),
     ] = None,

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 of_fix = typer.Option
 AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password if sudo requires it on a host.")]
-Yes = Annotated[
-    bool, of_fix("-y", "--yes", help="Run all commands without asking, but do not run commands that end a process.")
-]
+Yes = Annotated[bool, of_fix("-y", "--yes", help="Without asking, run all commands except those that end a process.")]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def ifname(
     verbose: Annotated[
         bool,
         options.of_output(
-            "-v", "--verbose", help="Also show the addresses that vLLM, SGLang, Ray and other engines advertise."
+            "-v", "--verbose", help="Also show the addresses that vLLM, SGLang, Ray and other programs advertise."
         ),
     ] = False,
     show_secrets: options.ShowSecrets = False,

@@ -13,7 +13,9 @@ from nccl_doctor.report.render import FORMS
 ScriptWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="HOSTS -- SCRIPT [ARGS]...", help="Hosts file (unless -w is given), followed by -- and the script."
+        metavar="HOSTS -- SCRIPT [ARGS]...",
+        help="Hosts file, followed by -- and the script. Default for HOSTS: the hosts in -w, the nodes of the current "
+        "Slurm job, or this machine.",
     ),
 ]
 

@@ -17,7 +17,10 @@ def mcp(
     *,
     hosts: Annotated[
         str | None,
-        typer.Argument(metavar="HOSTS", help="Hosts file for check, ifname and hang (default: this machine)."),
+        typer.Argument(
+            metavar="HOSTS",
+            help="Hosts file for check, ifname and hang. Default: the nodes of the current Slurm job, or this machine.",
+        ),
     ] = None,
     logs: Annotated[
         list[Path] | None,

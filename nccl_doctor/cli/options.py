@@ -455,7 +455,7 @@ class KeepOptions:
             "--save",
             metavar="SNAPSHOT",
             help="Save the collected data in this file, except for user names, secrets, most command-line arguments, "
-            "and environment variables unknown to nccl-doctor.",
+            "and the values of environment variables unknown to nccl-doctor.",
         ),
     ] = None
     save_whole: Annotated[

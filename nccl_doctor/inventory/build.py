@@ -142,7 +142,8 @@ def _node(rank: int, entry: Entry, settings: Settings, local: str | None, origin
         "name": entry.name,
         "address": entry.address,
         "python": settings.python or "default",
-        "nproc_per_node": settings.nproc_per_node or "default: the GPUs that the host shows, or 1",
+        "nproc_per_node": settings.nproc_per_node
+        or "default: the number of GPUs; without GPUs, 1 (or 2 on the only host)",
         "cuda_visible_devices": settings.cuda_visible_devices,
         "ssh.user": settings.user,
         "ssh.port": settings.port,

@@ -79,7 +79,10 @@ def test_defaults(understand: Understand) -> None:
     assert (node.nproc_per_node, node.python, node.env, node.options(SshOptions)) == (None, "python3", {}, SshOptions())
     assert cluster.origins["master_addr"] == "default: the first host's address"
     assert cluster.origins["master_port"] == cluster.origins["node1.python"] == "default"
-    assert cluster.origins["node1.nproc_per_node"] == "default: the GPUs that the host shows, or 1"
+    assert (
+        cluster.origins["node1.nproc_per_node"]
+        == "default: the number of GPUs; without GPUs, 1 (or 2 on the only host)"
+    )
 
 
 def test_patterns_on_a_host_with_settings(understand: Understand) -> None:

@@ -126,9 +126,13 @@ def test_a_missing_file_ends_it() -> None:
     [
         ({"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS_PER_NODE": "1"}, 8, "SLURM_GPUS_ON_NODE"),
         ({"SLURM_NTASKS_PER_NODE": "4"}, 4, "SLURM_NTASKS_PER_NODE"),
-        ({"SLURM_NTASKS_PER_NODE": "1"}, None, "default: the GPUs that the host shows, or 1"),
-        ({"SLURM_GPUS_ON_NODE": "a100:8"}, None, "default: the GPUs that the host shows, or 1"),
-        ({"SLURM_GPUS_ON_NODE": "0"}, None, "default: the GPUs that the host shows, or 1"),
+        ({"SLURM_NTASKS_PER_NODE": "1"}, None, "default: the number of GPUs; without GPUs, 1 (or 2 on the only host)"),
+        (
+            {"SLURM_GPUS_ON_NODE": "a100:8"},
+            None,
+            "default: the number of GPUs; without GPUs, 1 (or 2 on the only host)",
+        ),
+        ({"SLURM_GPUS_ON_NODE": "0"}, None, "default: the number of GPUs; without GPUs, 1 (or 2 on the only host)"),
     ],
 )
 def test_slurm(environ: dict[str, str], ranks: int | None, origin: str) -> None:

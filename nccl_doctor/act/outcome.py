@@ -45,7 +45,7 @@ def compared(ran: FixReport, after: Report) -> FixReport:
 
 
 def exit_code(ran: FixReport, after: int) -> int:
-    """Return the exit code of the follow-up check, or 1 if a step failed or did not fix its diagnosis."""
+    """Return the exit code of the follow-up check, or 1 if a step failed or did not fix its fault."""
     failed = any(result.outcome != "done" for result in ran.results)
     chosen = {step.mends for step in ran.plan if _was_run(step, ran)}
     still = {fault.name for fault in (*ran.remaining, *ran.unjudged)} & chosen

@@ -199,7 +199,7 @@ def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[RateLine]:
-    """Yield the rows and columns of the rate matrix in which nearly all rates, and at least two rates, are bad."""
+    """Yield the rows and columns of the rate matrix in which at least two rates, and nearly all of them, are bad."""
     for place, direction in ((0, "send"), (1, "receive")):
         all_of = Counter(pair[place] for pair in known)
         bad_of: dict[str, list[PairRate]] = {}

@@ -363,7 +363,7 @@ def opening(
     listens: Mapping[str, str],
     claimed: Sequence[tuple[str, str]] = (),
 ) -> Opening:
-    """Return the traffic that a host must let through for the peers of all ``blames``.
+    """Return the traffic that a host must allow so that the peers named in ``blames`` can communicate with it.
 
     Addresses in ``claimed``, which only their own hosts report, are included only if no other address is known. The
     ports are the master port and the host's own ephemeral range. For outgoing traffic, the ports include every

@@ -145,7 +145,7 @@ class PacketVerdict:
 
     @property
     def blocks(self) -> bool:
-        """True if the packet certainly does not reach nccl-doctor's listener."""
+        """True if the packet is certain not to reach nccl-doctor's listener."""
         return self.kind in {"drop", "reject", "redirect"}
 
 

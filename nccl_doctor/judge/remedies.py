@@ -20,7 +20,7 @@ def operations(diagnosis: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
 
 
 def settings(diagnosis: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
-    """Return the job variables that fix a diagnosis, or an empty mapping if the hosts need different values.
+    """Return the job variables that fix a diagnosed fault, or an empty mapping if the hosts need different values.
 
     The result is also empty if the finding concerns only one of several hosts, because variables in the hosts file
     apply to all hosts.

@@ -32,7 +32,7 @@ _COST = 80
 
 
 class NotPlainError(ValueError):
-    """Error raised for a pickle that is damaged or contains values that are not plain."""
+    """Error raised for a pickle that is damaged or contains anything but plain data, such as numbers and lists."""
 
 
 class _Container:

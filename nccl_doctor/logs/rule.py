@@ -65,7 +65,7 @@ class LogRule:
 
     @property
     def expression(self) -> str:
-        """The pattern, in which ``WARN`` is extended to match the ``ATTN`` level of NCCL 2.32."""
+        """The pattern, with ``WARN`` extended to match the ``ATTN`` level of NCCL 2.32 as well."""
         return self.pattern.replace("WARN ", "(?:WARN|ATTN) ")
 
     @cached_property

@@ -108,7 +108,7 @@ class Step(FrozenModel):
 
 
 class ByHand(FrozenModel):
-    """A diagnosis that no step of the plan fixes.
+    """A diagnosis of a fault that no step of the plan fixes.
 
     The user can run ``commands``, which fix the fault or print information.
     """

@@ -6,8 +6,8 @@ and net_ib/connect.cc). ``parseStringList`` in src/misc/utils.cc parses NCCL_IB_
 in src/graph/topo.cc fuses devices. NCCL lists a port if the port is ACTIVE, its link layer is InfiniBand or Ethernet,
 and NCCL_IB_HCA accepts it. A port that is down is not listed, so the following ports move up in the list. NCCL_IB_HCA
 filters the list but does not change its order. The model was compared with the real library, which can list simulated
-devices without a GPU (scripts/rdma-fuzz). NCCL 2.21.5 fuses the same ports as the model. NCCL 2.26 to 2.32.3 list the
-same ports in the same order as the model and choose the same GIDs. In NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and
+devices without a GPU (scripts/rdma-fuzz). NCCL 2.21.5 fuses the same ports as this model of NCCL. NCCL 2.26 to 2.32.3
+list the same ports in the same order as the model and choose the same GIDs. In NCCL 2.32, NCCL_IB_SORT_MERGE_NICS and
 NCCL_IB_RAIL_POLICY did not change the list or the GIDs of simulated devices. The effect of these variables on real
 devices is unknown. Before NCCL 2.26, a connection fails with an error if NCCL compares an empty entry of the GID table
 with another entry. The kernel lists devices in the order of registration, as the numbers in /dev/infiniband/uverbsN

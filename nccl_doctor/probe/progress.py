@@ -108,7 +108,7 @@ GPU_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """A sample of the CPU time and file traffic of a job's processes, and of their connections to peers."""
+    """A sample of the CPU time and file I/O of a job's processes, and of their connections to peers."""
 
     at: float
     cpu: dict[int, float]  # seconds, by PID

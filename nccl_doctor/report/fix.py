@@ -205,7 +205,7 @@ def interrupted(report: FixReport) -> str:
 def script_of(host: str | None, steps: Sequence[Step]) -> str:
     """Return a shell script with the steps for one host.
 
-    The commands are the same as in the printed plan. Edits of the hosts file and commands that can't be pasted become
+    The commands are the same as in the printed plan. Commands that can't be pasted, and edits to the hosts file, become
     comments.
     """
     place = "this machine" if host is None else host

@@ -98,5 +98,8 @@ class Screen(NamedTuple):
 
     @property
     def prose(self) -> int:
-        """The width of prose in cells, which leaves a right margin as wide as the indent."""
+        """The width of prose in terminal columns.
+
+        This width leaves a right margin as wide as the indent.
+        """
         return self.width - 2

@@ -20,6 +20,7 @@ from nccl_doctor.checks.allreduce.virtual_memory import with_limits
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.effect import SIGNALS
 from nccl_doctor.model.finding import Details, Finding, Severity
+from nccl_doctor.model.report import Stage
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import capital, fold
 
@@ -69,14 +70,24 @@ def allreduce_failed(view: View) -> Findings:
     yield with_limits(failed, view.snapshot) if first.stage in ("none", "started") else failed
 
 
+AT: dict[Stage, str] = {
+    "none": "before nccl-doctor's test program had started",
+    "started": "while it was importing torch",
+    "torch": "before it reached the master's store",
+    "store": "while it was waiting for the others to join the process group",
+    "group": "while it was waiting in the first all-reduce",
+    "allreduce": "while it was waiting in a later all-reduce",
+    "sizes": "while it was destroying the process group",
+    "done": "after it had finished",
+}
+"""Phrases for when a rank was killed, keyed by the last stage that the rank had reached."""
+
+
 def _message(smoke: Smoke, culprits: Culprits) -> str:
     first = culprits.ranks[0]
     if culprits.why == "signal":
         name = SIGNALS.get(first.signal or 0, f"signal {first.signal}")
-        before = (
-            "its program had not started yet" if first.stage == "none" else f"before that, it {MISSING[first.stage]}"
-        )
-        return f"Rank {first.rank} on {first.host} was killed by {name}; {before}."
+        return f"Rank {first.rank} on {first.host} was killed by {name} {AT[first.stage]}."
     if culprits.why == "launcher":
         return f"The all-reduce failed on {first.host}: {smoke.launchers[first.host]}."
     if first.error:

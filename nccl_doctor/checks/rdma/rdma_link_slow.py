@@ -26,6 +26,7 @@ forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from nccl_doctor.checks.effects import SLOW
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -59,15 +60,17 @@ def rdma_link_slow(view: View) -> Findings:
     links = list(_links({name: side.rdma for name, side in sides.items()}))
     for what, slow in (("PCIe link", links), ("port", list(_ports(lists)))):
         if slow:
-            hosts = ordered(lists, {host for host, _, _ in slow})
-            names = listed(dict.fromkeys(entry.label for _, entry, _ in slow))
-            s, runs, it = ("s", "run", "they") if len({entry.label for _, entry, _ in slow}) > 1 else ("", "runs", "it")
-            speed = f"at {slow[0][2]}" if len({why for *_, why in slow}) == 1 else f"more slowly than {it} should"
+            hosts = ordered(lists, {item.host for item in slow})
+            labels = dict.fromkeys(item.entry.label for item in slow)
+            s, runs, it = ("s", "run", "they") if len(labels) > 1 else ("", "runs", "it")
+            where, first = f"on {fold(hosts)}", slow[0]
+            alike = len({(item.speed, item.comparison) for item in slow}) == 1
+            how = f"at {first.speed} {where}{first.comparison}" if alike else f"more slowly than {it} should {where}"
             yield Finding(
                 hosts=hosts,
-                message=f"The {what}{s} of {names} on {fold(hosts)} {runs} {speed}.",
-                evidence=tuple(f"{host}: {entry}: {why}" for host, entry, why in slow),
-                facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in slow]},
+                message=f"The {what}{s} of {listed(labels)} {runs} {how}.",
+                evidence=tuple(f"{item.host}: {item.entry}: {item.speed}{item.comparison}" for item in slow),
+                facts={"devices": [{"host": item.host, "device": item.entry.label} for item in slow]},
                 fix=FIRMWARE if what == "PCIe link" and sparks.issuperset(hosts) else FIXES[what],
             )
     faulty = {(host, entry.label) for host, entry, _ in view.nccl.rdma.gid_faults}
@@ -107,7 +110,16 @@ def _bare_halves(rdma: RdmaList) -> Iterator[tuple[RdmaEntry, RdmaEntry]]:
             yield (a, b) if bare[0] else (b, a)
 
 
-def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, RdmaEntry, str]]:
+class _Slow(NamedTuple):
+    """A slow device: its speed, and a phrase that compares the speed with the usual or possible speed."""
+
+    host: str
+    entry: RdmaEntry
+    speed: str
+    comparison: str
+
+
+def _links(lists: dict[str, RdmaList]) -> Iterator[_Slow]:
     links = [(host, entry, entry.device.link) for host, rdma in lists.items() for entry in rdma.entries]
     for host, entry, link in links:
         if link is None:
@@ -117,22 +129,21 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, RdmaEntry, str]]:
         lanes = max(widths, default=0)
         others = (item for name, peer, item in links if name != host and peer.label == entry.label and item is not None)
         if link.width < lanes:  # whatever the width of the slot
-            yield (
-                host,
-                entry,
-                f"{link.speed:g} GT/s x{link.width}, but the other half of the same port has an x{lanes} link",
-            )
+            comparison = f", but the other half of the same port has an x{lanes} link"
+            yield _Slow(host, entry, f"{link.speed:g} GT/s x{link.width}", comparison)
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
             (entry.port.rate_gbps or 0.0, *(item.gbps for item in others))
         ):
-            yield host, entry, f"{link.speed:g} GT/s x{link.width} ({link.gbps:.0f} Gb/s) instead of {link.most}"
+            speed = f"{link.speed:g} GT/s x{link.width} ({link.gbps:.0f} Gb/s)"
+            yield _Slow(host, entry, speed, f" instead of {link.most}")
 
 
-def _ports(lists: dict[str, tuple[RdmaEntry, ...]]) -> Iterator[tuple[str, RdmaEntry, str]]:
+def _ports(lists: dict[str, tuple[RdmaEntry, ...]]) -> Iterator[_Slow]:
     for place in range(max(map(len, lists.values()), default=0)):
         there = [(host, entries[place]) for host, entries in lists.items() if len(entries) > place]
         rates = Counter(entry.port.rate_gbps for _, entry in there if entry.port.rate_gbps is not None)
         usual = max(rates, key=lambda rate: (rates[rate], rate), default=0.0)
         for host, entry in there:
             if entry.port.rate_gbps is not None and entry.port.rate_gbps < usual:
-                yield host, entry, f"{entry.port.rate_gbps:g} Gb/s, but at {usual:g} Gb/s on most other hosts"
+                comparison = f", but at {usual:g} Gb/s on most other hosts"
+                yield _Slow(host, entry, f"{entry.port.rate_gbps:g} Gb/s", comparison)

@@ -166,7 +166,7 @@ _OWN = re.compile(
     r"(?:^|[ .])(?:Value|Type|Key|Index|Attribute|Name|Assertion|ZeroDivision|FileNotFound|IsADirectory|Import"
     r"|NotImplemented|ModuleNotFound|UnicodeDecode|JSONDecode|EOF|Unpickling)Error\b"
 )
-"""Pattern for exceptions that scripts raise, but that libraries do not raise after a lost connection."""
+"""Pattern for exceptions that scripts raise themselves, rather than libraries after a lost connection."""
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:

@@ -282,7 +282,7 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 def dial_targets(
     session: ProbeSession, targets: list[plan.DialTarget], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
-    """Have a host connect to listeners with this nonce, and wait until ``latest`` (monotonic clock) for its answer."""
+    """Have a host connect to the listeners that use ``nonce``, and wait for its answer until ``latest``."""
     wanted = [
         [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
         for target in targets

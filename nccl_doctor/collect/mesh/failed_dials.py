@@ -192,7 +192,10 @@ PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
-"""Time limit in seconds for querying the peers, which can wait twice for a silent listener."""
+"""Time limit in seconds for querying the peers.
+
+A query can wait twice for a silent listener.
+"""
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # if nothing on the host itself explains it
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",

@@ -40,7 +40,7 @@ class Exits:
         self._thread: threading.Thread | None = None
 
     def follow(self, pid: int, started: int) -> None:
-        """Start to watch for the exit of a process.
+        """Start watching for a process to exit.
 
         ``started`` is the start time of the process in clock ticks since boot.
         """

@@ -115,7 +115,7 @@ class Meeting:
 
         Processes that requested the report receive the report as JSON. The method waits at most :data:`LATE_S` seconds
         for further processes of the nodes that have joined. A node without an entry in ``lines`` gets ``otherwise``.
-        ``processes`` is the number of processes on node 0; with None, the method does not wait.
+        ``processes`` is the number of processes on node 0. If it is None, the method does not wait for them.
         """
         nodes = [node.who.processes for node in self.members.values()]
         awaited, count, until = (processes or 0) + sum(nodes) - len(nodes) - 1, 0, time.monotonic() + LATE_S

@@ -31,8 +31,8 @@ def check(
         options.of_run(
             "--mesh",
             metavar="auto|full|none",
-            help="Pairs of hosts to test; auto tests all pairs of up to 128 hosts, and a sample of the pairs of more "
-            "hosts.",
+            help="Pairs of hosts to test; auto tests all pairs in clusters of up to 128 hosts, and a sample of pairs "
+            "in larger clusters.",
         ),
     ] = "auto",
     rate: options.RateOption = False,

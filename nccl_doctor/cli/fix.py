@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 of_fix = typer.Option
 AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password if sudo requires it on a host.")]
-Yes = Annotated[bool, of_fix("-y", "--yes", help="Without asking, run all commands except those that end a process.")]
+Yes = Annotated[
+    bool, of_fix("-y", "--yes", help="Run the commands without asking. Commands that end a process are skipped.")
+]
 
 
 @dataclass(frozen=True)

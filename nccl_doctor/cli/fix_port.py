@@ -57,7 +57,8 @@ class PortOptions:
         typer.Option(
             "--pid",
             metavar="PID[@START]",
-            help="Examine the job of this process instead of a port; START is the process's start time in /proc.",
+            help="Examine the job of this process. With PORT, the process is one of those that use the port. START is "
+            "the start time of the process in /proc.",
         ),
     ] = None
     kill: Annotated[
@@ -70,7 +71,9 @@ class PortOptions:
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="With --kill, also end a job that might be in use, is making progress, or is not yours."
+            "--force",
+            help="With --kill, also end a job that is not yours, is making progress, or still belongs to a "
+            "launcher, shell, container or service.",
         ),
     ] = False
     yes: Annotated[bool, typer.Option("-y", "--yes", help="With --kill, do not ask for confirmation.")] = False

@@ -13,7 +13,7 @@ from nccl_doctor.report.render import FORMS
 ScriptWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="HOSTS -- SCRIPT [ARGS]...",
+        metavar="HOSTS] [-- SCRIPT [ARGS]...",
         help="Hosts file, followed by -- and the script. Default for HOSTS: the hosts in -w, the nodes of the current "
         "Slurm job, or this machine.",
     ),
@@ -33,8 +33,8 @@ def launch(
             show_default="torchrun",
             help="torchrun: static rendezvous. c10d: torchrun with the c10d rendezvous. "
             "launch: torch.distributed.launch, for PyTorch before 1.9. env: one process per rank, for env://. "
-            "tcp: for scripts that spawn their own processes; adds "
-            "--dist-url, --world-size and --rank, or fills in {url}, {world_size}, {rank}, {nnodes}, {node_rank}.",
+            "tcp: for scripts that spawn their own processes; fills in {url}, "
+            "{world_size}, {rank}, {nnodes} and {node_rank} in ARGS, or else adds --dist-url, --world-size and --rank.",
         ),
     ] = None,
     rdzv: Annotated[bool, typer.Option("--rdzv", help="Same as --launcher c10d.")] = False,
@@ -58,7 +58,8 @@ def launch(
         bool,
         typer.Option(
             "--diagnostics",
-            help="Set NCCL_RUN_DIAGNOSTICS, with which NCCL 2.31 and later tests GPUs and links when the job starts.",
+            help="Set NCCL_RUN_DIAGNOSTICS and NCCL_RUN_RAS_DIAGNOSTICS, which make NCCL 2.31 and later test GPUs and "
+            "links at startup.",
         ),
     ] = False,
     preflight: Annotated[

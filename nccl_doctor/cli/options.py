@@ -160,7 +160,7 @@ ConnectTimeout = Annotated[
     float | None,
     of_hosts(
         "--connect-timeout",
-        help="Time limit for a host to accept the connection; the login can take up to three times as long.",
+        help="Time limit for a host to accept the connection. The time limit for the login is three times as long.",
         show_default="ConnectTimeout in ~/.ssh/config, or 10",
         **_SECONDS,
     ),
@@ -182,7 +182,8 @@ NoDiagnostics = Annotated[
     bool,
     of_run(
         "--no-diagnostics",
-        help="Do not set NCCL_RUN_DIAGNOSTICS, with which NCCL 2.31 and later tests GPUs and links at the start.",
+        help="Do not set NCCL_RUN_DIAGNOSTICS and NCCL_RUN_RAS_DIAGNOSTICS, which make NCCL 2.31 and later test GPUs "
+        "and links at startup.",
     ),
 ]
 RateOption = Annotated[

@@ -312,7 +312,7 @@ Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes per second
 
 MALFORMED = "malformed: "  # beginning of the reason if a host's answer has the wrong type
 PENDING = "not reached"  # reason for a phase that had not begun when the run ended
-NOT_ASKED = "not asked for"  # beginning of the reason if a phase was not requested
+NOT_ASKED = "not requested"  # beginning of the reason if a phase was not requested
 NOT_SELECTED = "not selected"
 """The reason given for a check that the user did not select. A row of the terminal output is omitted if none of its
 checks was selected.

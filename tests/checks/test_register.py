@@ -47,7 +47,7 @@ def test_a_healthy_cluster_is_judged_whole_and_nothing_is_found() -> None:
     report = judge(patched({}), "check")
     assert [diagnosis.name for diagnosis in report.diagnoses] == []
     assert {c.outcome for c in report.checks if c.name != "link-slow"} == {Outcome.PASS, Outcome.NOT_APPLICABLE}
-    assert next(c for c in report.checks if c.name == "link-slow").reason == "not asked for (--rate)"
+    assert next(c for c in report.checks if c.name == "link-slow").reason == "not requested (--rate)"
     absent = {c.reason for c in report.checks if c.outcome is Outcome.NOT_APPLICABLE}
     assert absent <= {
         *(one.absent for one in marks(HostFacts, Subjects).values()),

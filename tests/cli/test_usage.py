@@ -225,11 +225,11 @@ def test_a_selection_of_nothing_finds_nothing_and_is_refused(tmp_path: Path, wor
             ["--only", "allreduce", "--only", "port-unreachable", "--no-smoke", "--mesh", "none"],
             "needs the all-reduce, which --no-smoke leaves out, or the port tests, which --mesh none leaves out",
         ),
-        (["--from", "seen.json", "--only", "allreduce"], "which the snapshot lacks: not asked for (--no-smoke)"),
+        (["--from", "seen.json", "--only", "allreduce"], "which the snapshot lacks: not requested (--no-smoke)"),
     ],
 )
 def test_what_is_selected_and_left_out_finds_nothing_either(tmp_path: Path, words: list[str], why: str) -> None:
-    saved(tmp_path, {"smoke": {"$skipped": "not asked for (--no-smoke)"}})
+    saved(tmp_path, {"smoke": {"$skipped": "not requested (--no-smoke)"}})
     assert_one_sentence(run("check", *words, cwd=tmp_path), why)
 
 

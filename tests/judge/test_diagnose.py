@@ -171,7 +171,7 @@ def test_where_no_host_was_reached_nothing_passed() -> None:
     ("category", "reason", "outcome"),
     [
         ("allreduce", "not run: port 29500 is busy", Outcome.UNKNOWN),
-        ("allreduce", "not asked for (--no-smoke)", Outcome.SKIP),
+        ("allreduce", "not requested (--no-smoke)", Outcome.SKIP),
         (None, "not run: port 29500 is busy", Outcome.SKIP),
     ],
 )

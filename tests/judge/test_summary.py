@@ -237,7 +237,7 @@ def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
 @pytest.mark.parametrize(
     ("patch", "selected"),
     [
-        ({"mesh": {"$skipped": "not asked for (--mesh none)"}}, lambda _check: True),
+        ({"mesh": {"$skipped": "not requested (--mesh none)"}}, lambda _check: True),
         ({}, lambda check: check.category == "ports"),
         ({}, lambda check: check.name != "shm-small"),
     ],
@@ -249,7 +249,7 @@ def test_what_was_not_judged_is_the_next_step(patch: dict[str, Any], selected: S
 
 
 def test_who_wants_no_all_reduce_learns_how_to_start() -> None:
-    report = judge(patched({"smoke": {"$skipped": "not asked for (--no-smoke)"}}), "check")
+    report = judge(patched({"smoke": {"$skipped": "not requested (--no-smoke)"}}), "check")
     assert report.left_out == ("the all-reduce (--no-smoke)",)
     assert report.next_step == "To get the launch commands:  nccl-doctor launch hosts.yaml -- train.py"
 

@@ -47,7 +47,7 @@ def unjudged(*gaps: list[Gap]) -> str:
             "No faults found, 3 checks passed, 1 could not be judged (6.2 s).",
         ),
         (
-            {"checks": (*passed(3), check(Outcome.SKIP, "not asked for (--mesh none)"))},
+            {"checks": (*passed(3), check(Outcome.SKIP, "not requested (--mesh none)"))},
             "No faults found, 3 checks passed (6.2 s). Not checked: the ports between hosts\n(--mesh none).",
         ),
         (

@@ -17,20 +17,21 @@ nccl-doctor. The way in which a connection fails indicates the cause:
 - stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
   intercepts the connection.
 
-The port test covers every interface over which NCCL or gloo will transfer data. If the job connects ranks on the same
-host to each other, the port test also connects this host to itself. The master connects to its own master port, and a
-host with several ranks connects to its own ephemeral ports.
+The port test covers every interface over which NCCL or gloo will transfer data. The master also connects to its own
+master port, and a host with several ranks also connects to its own ephemeral ports.
 
 The diagnosis names the smallest set of hosts that explains all failed connections. For example, if one host can't
 connect to four other hosts, the diagnosis names only this one host. If several equally small sets of hosts explain the
-failures, the diagnosis names all of these sets. If connections fail in only one direction, the diagnosis names the host
-that reports the failure. Failures in only one direction do not prove that the target host is at fault. No conclusion is
-drawn about a pair of hosts if one host reports that a connection failed but the other host accepted the connection.
-Each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the next host. If some ports
-of a host answer a connecting host late or not at all, the connecting host also makes simultaneous connections to one of
-these ports. If only some of the simultaneous connections get an answer, the path loses packets at random, or loses all
-packets between certain ports. If packets are lost only between certain ports, a member of a bond or one of several
-parallel routes has usually failed.
+failures, the diagnosis names all of these sets. A host is not named because of failed connections from a single other
+host, if its own connections succeed. In this case, the diagnosis names the host whose connections failed, because these
+failures do not prove that the target host is at fault. No conclusion is drawn about a pair of hosts if one host reports
+that a connection failed but the other host accepted the connection.
+
+To detect packet loss, each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the
+host with the next node rank. If some ports of a host answer a connecting host late or not at all, the connecting host
+also makes simultaneous connections to one of these ports. If only some of the simultaneous connections get an answer,
+the path loses packets at random, or loses all packets between certain ports. If packets are lost only between certain
+ports, a member of a bond or one of several parallel routes has usually failed.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
 check the subnet's network ACL and the security groups of both instances. If both instances are in the same security

@@ -3,8 +3,8 @@
 What it means: a public report describes a hang, a crash or wrong results with the same GPUs and the same NCCL version.
 If the diagnosis is only a note (info), the cause of the reported fault is unclear.
 
-In a log, NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error means that NCCL's kernels need
-more shared memory than the GPU has.
+The same diagnosis is made from a log in which NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" precedes a
+CUDA error, because NCCL's kernels need more shared memory than the GPU has.
 
 How we know: the NCCL version that torch loads, the GPUs, the CPU and the network plugin are compared with the entries
 in `nccl_doctor/nccl/known_bad.json`. Each entry of known_bad.json links to a report (a GitHub issue or forum thread)

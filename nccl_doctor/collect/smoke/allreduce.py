@@ -74,7 +74,7 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
         closed = {dial.dst for dial in mesh.failed} - lost
         where = fold(closed or lost)
         return skipped(
-            f"not run: {f'ports on {where} were not reached' if closed else f'connections to {where} are lost'}"
+            f"not run: {f'ports on {where} are unreachable' if closed else f'connections to {where} are lost'}"
         )
     return None
 

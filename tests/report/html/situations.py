@@ -194,7 +194,7 @@ def _many(count: int, mesh: dict[str, Any], *, slow: str = "", other_torch: str 
             "hosts": hosts,
             "names": {_address(rank): {"addresses": [_address(rank)]} for rank in range(count)},
             "mesh": {"hosts": count, "ports": ports, "failed": [], **mesh},
-            "smoke": {"$skipped": "not asked for (--no-smoke)"},
+            "smoke": {"$skipped": "not requested (--no-smoke)"},
             "spent": _spent(names, slow),
         }
     )

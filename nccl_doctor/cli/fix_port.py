@@ -57,8 +57,8 @@ class PortOptions:
         typer.Option(
             "--pid",
             metavar="PID[@START]",
-            help="Examine the job of this process. With PORT, the process is one of those that use the port. START is "
-            "the start time of the process in /proc.",
+            help="Examine the job of this process. With PORT, the process must be one of those that use the port. "
+            "START is the start time of the process in /proc.",
         ),
     ] = None
     kill: Annotated[

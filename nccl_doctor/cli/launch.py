@@ -13,7 +13,7 @@ from nccl_doctor.report.render import FORMS
 ScriptWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="HOSTS] [-- SCRIPT [ARGS]...",
+        metavar="HOSTS -- SCRIPT [ARGS]...",
         help="Hosts file, followed by -- and the script. Default for HOSTS: the hosts in -w, the nodes of the current "
         "Slurm job, or this machine.",
     ),

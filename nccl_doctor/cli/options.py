@@ -191,7 +191,7 @@ RateOption = Annotated[
     of_run(
         "--rate",
         help="Measure the TCP throughput between hosts for each interface that NCCL uses. This loads the network: each "
-        "host is measured with one peer after another, for about 1 s per peer, half of this time at full load.",
+        "host is measured with one peer after another, for about 1 s per peer, at full load for half of that time.",
     ),
 ]
 RateBesideJobs = Annotated[
@@ -477,7 +477,7 @@ class JoinOptions:
         of_join(
             "--join",
             help="Check the nodes of a job without SSH: start this same command on every node with the job's launcher. "
-            "Node 0 checks all nodes that join. All of these nodes exit with the exit code of node 0.",
+            "Node 0 checks all nodes that join. The nodes that stay connected exit with the exit code of node 0.",
         ),
     ] = False
     nnodes: Annotated[

@@ -1,9 +1,10 @@
 """Starts a probe on a host over a transport's channel, and exchanges requests and answers with the probe.
 
 Every second, a heartbeat is sent to every host. A probe that receives no heartbeat for several seconds ends everything
-that it started, because this machine might be unreachable. An unplugged cable, a sleeping laptop or a suspended process
-does not close the connection. One thread sends all heartbeats, so :meth:`~nccl_doctor.transport.base.Channel.pulse`
-must not block. A pause of this machine delays all heartbeats and is not reported as a failure of a host.
+that it started, because the machine that runs nccl-doctor might be unreachable. An unplugged cable, a sleeping laptop
+or a suspended process does not close the connection. One thread sends all heartbeats, so
+:meth:`~nccl_doctor.transport.base.Channel.pulse` must not block. A pause of this machine delays all heartbeats and is
+not reported as a failure of a host.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def ending(ranks: Iterable[tuple[str, JobRank]], later: Iterable[HangSnapshot]) 
 
     Args:
         ranks: ranks that were found, each with the name of its host.
-        later: samples that were taken after the last sample with a rank, and that contain the exit statuses.
+        later: samples that were taken after the last sample that contains a rank. These samples contain the exit
+            statuses.
     """
     statuses = {
         (host.name, entry.pid, entry.started): entry.status

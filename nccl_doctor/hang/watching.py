@@ -170,7 +170,7 @@ class WatchEvent:
         state: state of the job, as determined by comparison with the previous sample.
         wants: kind of sample to pass to :meth:`JobWatch.examined` after ``pause_s`` seconds; None if the watch can
             continue.
-        fault: verdict on a hang or lost rank to report, based on ``sample``.
+        fault: the verdict to report (a hang or a lost rank), based on ``sample``.
         ended: verdict on how the job ended; None if the job has not ended.
         puzzle: reason why a job without progress is not reported; None if the reason was given within the last hour.
     """

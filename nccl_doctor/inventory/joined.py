@@ -65,7 +65,7 @@ LAUNCHERS = (
     LauncherVariables("PyTorchJob", "WORLD_SIZE", "RANK", absent="LOCAL_RANK"),
     LauncherVariables("an indexed Job", "NNODES", "JOB_COMPLETION_INDEX"),
 )  # fmt: skip
-"""All supported launchers, with the most specific variables first.
+"""All supported launchers, in an order in which those with the most specific variables come first.
 
 The variables of torchrun are set in torch/distributed/elastic/agent/server/local_elastic_agent.py. The PET_… variables
 are read in torch/distributed/argparse_util.py and set by Kubeflow's training operator. For srun, see srun(1), "OUTPUT

@@ -131,7 +131,7 @@ class StateDetail(ApiObject):
 
 
 class ContainerState(ApiObject):
-    """The state of a container, which is waiting, running or terminated."""
+    """The state of a container: waiting, running or terminated."""
 
     running: dict[str, Any] | None = None
     waiting: StateDetail | None = None

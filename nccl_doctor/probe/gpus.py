@@ -59,8 +59,9 @@ BAD_INFOROM = 14
 FAULT = re.compile(
     r"\[(?!N/A\]|Not (?:Supported|Available|Found)\]|Insufficient Permissions\])([^\[\],]{1,60})\]|(ERR!)"
 )
-"""Pattern of the text that nvidia-smi prints instead of a value if a GPU has a fault. Examples are "[GPU is lost]",
-"[GPU requires reset]" and "[Unknown Error]".
+"""Pattern for the text that nvidia-smi prints instead of a value if a GPU has a fault.
+
+Examples are "[GPU is lost]", "[GPU requires reset]" and "[Unknown Error]".
 """
 UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,60}\]|ERR!|N/A")
 

@@ -45,7 +45,7 @@ def test_options_stand_by_theme(command: str) -> None:
     [
         ("diff", "[OPTIONS] A B"),
         ("logs", "[OPTIONS] FILE… | -"),
-        ("launch", "[OPTIONS] [HOSTS] [-- SCRIPT [ARGS]...]"),
+        ("launch", "[OPTIONS] [HOSTS -- SCRIPT [ARGS]...]"),
         ("explain", "[OPTIONS] [CODE|TOPIC]..."),
     ],
 )

@@ -9,16 +9,17 @@ How we know: on each host, `check` reads the environment variables and the host'
 route to 8.8.8.8 (without sending packets). From the variables, the name and the route, `check` determines which address
 the installed version of each engine will choose. If an engine is named (--engine, or engine: in the hosts file), the
 other hosts connect to the address that this engine advertises, and a wrong address is reported as an error. Engines
-that are not named are checked if they are installed or if their variables are set, and their wrong addresses are
-reported only with the severity "info". Typical messages in a log are vLLM's "Every node should have a unique IP
+that are not named are checked if they are installed or if their variables are set, and wrong addresses of these engines
+are reported only with the severity "info". Typical messages in a log are vLLM's "Every node should have a unique IP
 address. Got 2 nodes … and 1 unique IP addresses", a Ray placement group that waits for an unknown "node:ADDRESS", and
 ZMQ's "Cannot assign requested address (addr='tcp://…')" for an address that the host does not have.
 
 Fix: give every host its own address on the job's network. For vLLM, set VLLM_HOST_IP to a different address on each
 host, before `ray start` and in the engine's environment. For SGLang, set SGLANG_HOST_IP. For NIXL, set
-VLLM_NIXL_SIDE_CHANNEL_HOST. For Ray, use `ray start --node-ip-address`. For DeepSpeed, use `deepspeed --master_addr`.
-Do not set the same address on all hosts, for example through a shared env file. `nccl-doctor ifname --engine NAME`
-shows the address that each host advertises and the addresses at which the hosts reach each other.
+VLLM_NIXL_SIDE_CHANNEL_HOST. For Ray, use `ray start --node-ip-address`. For DeepSpeed, set the master's address with
+`deepspeed --master_addr`. Except for the master's address, do not set the same address on all hosts, for example
+through a shared env file. `nccl-doctor ifname --engine NAME` shows the address that each host advertises and the
+addresses at which the hosts reach each other.
 
 References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip);
 sglang/srt/utils/network.py (get_local_ip_auto); ray/src/ray/util/network_util.cc; zmq_bind(3).

@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check(
     "NCD216",
-    phrase="same address twice",
+    phrase="same address",
     severity=Severity.ERROR,
     needs=(*NEEDS, "identity"),
     needs_nccl=True,

@@ -2,12 +2,12 @@
 
 What it means: NCCL and gloo open connections between hosts in both directions, on ports that the kernel chooses from
 `ip_local_port_range`. In addition, all ranks connect to the master port. If a connection to the master port or between
-two ranks fails, the job hangs in the rendezvous or in the first collective.
+two ranks fails, the job hangs or fails in the rendezvous or in the first collective.
 
 How we know: every host listened on three ephemeral ports (the master also on the master port), and the other hosts
-connected to these ports. In clusters of more than 128 hosts, every host except the master by default connects only to
-the master, its two neighbours and 14 random hosts. Each listener sent a random word to prove that it belonged to
-nccl-doctor. The way in which a connection fails indicates the cause:
+connected to these ports. In clusters of more than 128 hosts, each host other than the master connects, by default, only
+to the master, to the host's own two neighbours in rank order, and to 14 random hosts. Each listener sent a random word
+to prove that it belonged to nccl-doctor. The way in which a connection fails indicates the cause:
 
 - timed out: the packets are silently dropped, for example by a firewall's DROP rule or a cloud's security group.
 - no route to host: a firewall's REJECT rule blocks the connection, or the target host does not answer ARP requests.
@@ -22,16 +22,17 @@ master port, and a host with several ranks also connects to its own ephemeral po
 
 The diagnosis names the smallest set of hosts that explains all failed connections. For example, if one host can't
 connect to four other hosts, the diagnosis names only this one host. If several equally small sets of hosts explain the
-failures, the diagnosis names all of these sets. A host is not named because of failed connections from a single other
-host, if its own connections succeed. In this case, the diagnosis names the host whose connections failed, because these
-failures do not prove that the target host is at fault. No conclusion is drawn about a pair of hosts if one host reports
-that a connection failed but the other host accepted the connection.
+failures, the diagnosis names all of these sets. If only one other host fails to connect to a host, and the host's own
+connections succeed, the diagnosis does not name that host. The diagnosis then names the host whose connections failed,
+because these failures do not prove that the target is at fault. No conclusion is drawn about a pair of hosts if one
+host reports that a connection failed but the other host accepted the connection.
 
 To detect packet loss, each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the
-host with the next node rank. If some ports of a host answer a connecting host late or not at all, the connecting host
-also makes simultaneous connections to one of these ports. If only some of the simultaneous connections get an answer,
-the path loses packets at random, or loses all packets between certain ports. If packets are lost only between certain
-ports, a member of a bond or one of several parallel routes has usually failed.
+host with the next node rank. If only some of the tested ports of a host answer a connecting host, or if a port answers
+only on a later attempt, the connecting host also makes simultaneous connections to one of these ports. If only some of
+the simultaneous connections get an answer, the path loses packets at random, or loses all packets between certain
+ports. If packets are lost only between certain ports, a member of a bond or one of several parallel routes has usually
+failed.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
 check the subnet's network ACL and the security groups of both instances. If both instances are in the same security
@@ -227,9 +228,7 @@ def _finding(
     shown = set(dials)
     gaps = [gap for gap in view.dials.firewall.gaps if gap.dial in shown]
     unread = (ends - judged) | (ends & {name for gap in gaps for name in gap.hosts})
-    rules = (
-        f"of {fold(sorted(unread))} could not be judged" if unread else "of both ends do not block these connections"
-    )
+    rules = f"of {fold(sorted(unread))} could not be judged" if unread else "on neither host block these connections"
     evidence.append(f"the firewall rules {rules}")
     unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
     evidence += [f"this rule on {name} might be the cause: {rule}" for name, rule in unclear]

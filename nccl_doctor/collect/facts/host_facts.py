@@ -196,7 +196,7 @@ class Asking:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The name resolution results that apply to every host whose own facts do not contain different results."""
+        """The name resolution results that apply to every host, except where a host's own facts differ."""
         return self._names.common
 
 

@@ -177,7 +177,7 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return the hosts that report ranks of other hosts, with the reasons.
+    """Return the hosts whose reports include ranks that belong to other hosts, each with the evidence for this.
 
     The host with the most conflicts is first.
 

@@ -48,7 +48,8 @@ class ConnectionTrials:
     """Trials of the paths of a mesh; ``targets`` is keyed by dialling host, and answers are in the order of the hosts.
 
     Attributes:
-        first: the answers before failed attempts were repeated; ``answers`` contains the answers after the repetition.
+        first: the answers from before failed attempts were repeated; ``answers`` contains the answers after the
+            repetition.
         dial: function that makes a host dial targets, with a time limit in seconds for each connection attempt.
         dial_s: time limit, in seconds, of one connection attempt.
         master: name and port of the master. Successful connections to the master port are ignored, since firewalls

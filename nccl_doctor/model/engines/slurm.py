@@ -43,8 +43,8 @@ class SlurmEngine(Engine):
         Flag(
             "slurm_job",
             ("--slurm-job",),
-            "Use the nodes of this Slurm job, and reach them through job steps instead of SSH; {chooser} selects some "
-            "nodes.",
+            "Use the nodes of this Slurm job, and reach them through job steps instead of SSH; {chooser} selects among "
+            "the nodes.",
             metavar="ID",
             default="the current allocation",
         ),

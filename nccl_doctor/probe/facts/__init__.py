@@ -7,9 +7,9 @@ of ``snapshot.HostFacts``. Collectors don't wait for each other. An exception, a
 mount or a hanging nvidia-smi affects only a single fact.
 
 The following CPU times are per host and were measured on eight hosts that were also running other programs. The probe
-uses 51 ms of CPU time before its first answer, 15 ms to import the collectors, and 21 ms to run the collectors. The
-port mesh test uses 13 ms of CPU time, and the child process that queries libnccl uses 24 ms. sshd uses 15 ms of CPU
-time, and the firewall programs use 4 ms.
+uses 51 ms of CPU time before its first answer, another 15 ms to import the collectors, and another 21 ms to run the
+collectors. The port mesh test uses 13 ms of CPU time, and the child process that queries libnccl uses 24 ms. sshd uses
+15 ms of CPU time, and the firewall programs use 4 ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns a template into a single HTML file that loads nothing from the network and runs only its own script.
 
-Templates read the documents directly. The modules ``figures``, ``matrix`` and ``rates`` compute the values of the
-figures.
+Templates read the documents directly. The modules ``figures``, ``matrix`` and ``rates`` compute the numbers that the
+charts show.
 """
 
 from __future__ import annotations

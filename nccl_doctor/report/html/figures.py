@@ -220,7 +220,7 @@ def rails(report: Report) -> TemplateValues | None:
     """Return a figure of the RDMA devices.
 
     The result is None if fewer than two hosts have such devices. Each row shows devices with the same index, because
-    NCCL connects these devices with each other.
+    NCCL connects these devices to each other.
     """
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
     lost = {name: {other for port in chain(*groups) for other in port.apart} for name, groups in places.items()}

@@ -116,7 +116,7 @@ CASES = {
     "a-slow-receiver": Case(slow_receiver, ("node3",), ("node3 receives over eth0 and eth1",)),
     "a-slow-pair": Case(slow_pair, ("node1",), ("node1 sends to node3 over eth0 and eth1",)),
     "a-slow-rail-of-a-host": Case(slow_rail_of_a_host, ("node3",), ("node3 sends over eth1 at",)),
-    "a-slow-rail": Case(slow_rail, ("node1", "node2", "node3", "node4"), ("All hosts send slowly over eth1",)),
+    "a-slow-rail": Case(slow_rail, ("node1", "node2", "node3", "node4"), ("All hosts send over eth1",)),
     "a-lossy-receiver": Case(lossy_receiver, ("node3",), ("Packets to node3", "over eth0 and eth1")),
     "a-busy-machine": Case(busy_machine),
 }

@@ -211,7 +211,8 @@ def test_a_host_that_this_machine_alone_cannot_reach(make_lab: MakeLab) -> None:
     switch_rule(lab, f"ip saddr {controller.address} ip daddr {node.address} drop")
     found = only(check(lab), "ssh-unreachable", ["node3"])
     assert (
-        ", but node[1-2] can reach its SSH port: the host is up, and only this machine is cut off" in found["message"]
+        ", but the SSH port is reachable from node[1-2]: the host is up, and only this machine is cut off"
+        in found["message"]
     )
     assert "ProxyJump" in found["fix"]["summary"]
     assert gloo_job.works(lab)

@@ -191,7 +191,7 @@ def test_an_interface_that_has_lost_its_address(two_nets: Lab) -> None:
     try:
         assert gloo_job.fails(two_nets, master=master)
         found = only(check(two_nets, by_address=True, master_addr=master), "route-missing", ["node3"])
-        assert found["message"].endswith("its interface eth1 has no address in 10.78.0.0/24.")
+        assert found["message"].endswith("eth1 on node3 has no address in 10.78.0.0/24.")
         assert "Add the route" not in found["fix"]["summary"]
     finally:
         node.run("ip address add 10.78.0.3/24 dev eth1")

@@ -198,7 +198,7 @@ def test_a_network_policy_that_drops_is_named_and_the_command_opens_it(cluster: 
     run = cluster.doctor(*LOOK)
     assert (run.code, run.names) == (1, ["network-policy-blocks"]), run.report["diagnoses"]
     assert run.first["message"].startswith(
-        "The NetworkPolicy deny-all in the namespace default blocks the job's connections to and from "
+        'The NetworkPolicy "deny-all" in the namespace "default" blocks the job\'s connections to and from '
     )
     for command in run.first["fix"]["commands"]:
         cluster.paste(command["command"])
@@ -249,7 +249,7 @@ def test_a_headless_name_without_its_service(cluster: KubeCluster) -> None:
         one["spec"] |= {"hostname": f"train-{index}", "subdomain": "train"}
     run = cluster.doctor(*LOOK)
     assert (run.code, run.names) == (1, ["hostname-unresolvable"])
-    assert run.first["message"].endswith(": there is no Service named train in the namespace default.")
+    assert run.first["message"].endswith(': there is no Service named "train" in the namespace "default".')
     (command,) = run.first["fix"]["commands"]
     cluster.paste(command["command"])
     (made,) = cluster.state["objects"]["services"]

@@ -141,8 +141,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     first = [holder for holder in trial.holders if holder.ppid not in pids]
     endings = tuple(command for holder in first for command in ending(cluster, host.node, holder, trial.port))
     if endings and all(map(endable, trial.holders)):
-        summary = f"The process is yours and was left behind: no launcher supervises it. {capital(MOVE)}, or end its "
-        "job:"
+        summary = f"The process is yours and was left behind: no launcher supervises it. {capital(MOVE)}, or end it:"
         return Fix(summary=summary, risk="disruptive", commands=endings)
     refusal = next((holder.refusal for holder in trial.holders if holder.refusal is not None), "")
     why = f"{capital(refusal)}. " if refusal else ""

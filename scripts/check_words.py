@@ -27,8 +27,13 @@ OPENINGS = ("What", "Why", "Where", "Whether", "Whom", "Who", "Which", "Of", "On
 OPENINGS_OF_FIELDS = (*OPENINGS, "How", "By", "So", "As", "From here", "Less than", "More than", "None", "Whose")
 
 
+SPELLINGS = re.compile(r"[“”]|\b\w*(?:initial|util|recogn|summar|organ|synchron|normal|optim)is(?:e[sd]?|ing|ation)\b")
+"""Spellings of which the text has another form everywhere: straight quotation marks, and -ize."""
+
+
 def faults(path: Path, text: str) -> Iterator[str]:
-    """Yield a line for each refused name and docstring opening in a module."""
+    """Yield a line for each refused name, docstring opening and spelling in a module."""
+    yield from _spellings(path, text)
     for node in ast.walk(ast.parse(text)):
         for name, line in _names(node):
             words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
@@ -47,6 +52,13 @@ def faults(path: Path, text: str) -> Iterator[str]:
             if refused and not _is_for_users(node, path):
                 line = getattr(node, "lineno", 1)
                 yield f"{path}:{line}: a docstring says what is returned or done; not “{refused[0]} …”"
+
+
+def _spellings(path: Path, text: str) -> Iterator[str]:
+    """Yield a line for each spelling in a string that has another form everywhere else."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (match := SPELLINGS.search(node.value)):
+            yield f"{path}:{node.lineno}: “{match[0]}”: write straight quotation marks, and -ize"
 
 
 def _locals(function: ast.AST) -> Iterator[tuple[str, int]]:

@@ -35,6 +35,8 @@ check_words, check_phrases = script("check_words"), script("check_phrases")
         'def read():\n    """What the host told."""',
         'class Dial:\n    """One connection."""',
         '"""Whether a port is free."""',
+        'MESSAGE = "NCCL was not initialised."',
+        'MESSAGE = "It ended with “No space left”."',
     ],
 )
 def test_a_word_that_says_nothing_is_refused(text: str) -> None:
@@ -48,6 +50,7 @@ def test_a_word_that_says_nothing_is_refused(text: str) -> None:
         'def is_free():\n    """Tells whether a port is free."""',
         "def stone(phone): ...",
         "class Facts:\n    taken_at: float",  # JSON promises it
+        'MESSAGE = "A precise promise: the exercise of disguising is organized."',
     ],
 )
 def test_others_are_not(text: str) -> None:

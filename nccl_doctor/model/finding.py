@@ -228,7 +228,7 @@ class CheckResult(FrozenModel):
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
     """For each reason, the hosts on which the check has no verdict.
 
-    ``reason`` summarises the gaps. The JSON document contains ``reason`` but not ``gaps``.
+    ``reason`` summarizes the gaps. The JSON document contains ``reason`` but not ``gaps``.
     """
 
 

@@ -256,7 +256,7 @@ class FirewallAgain(base.Observed):
 
 @dataclass(frozen=True)
 class Contract(Generic[T]):
-    """A request to the probe, with its name in ``REQUESTS`` of probe/main.py and the type of the answer."""
+    """A request to the probe: its name in ``REQUESTS`` (probe/main.py) and the type of its answer."""
 
     name: str
     answer: TypeAdapter[T]

@@ -122,7 +122,8 @@ def join(
 ) -> socket.socket:
     """Return a connection that node 0 has accepted.
 
-    Failed attempts are repeated until ``until`` (monotonic clock), because node 0 might start later than this node.
+    Failed attempts are repeated until the deadline ``until`` (monotonic clock), because node 0 might start later than
+    this node.
     """
     began, last_reason, refused = time.monotonic(), "", ""
     while True:

@@ -243,7 +243,10 @@ _TICK_S = 0.05
 
 
 class LoadWatch:
-    """A measurement of this machine's load until :meth:`stop` is called. A high load can delay answers."""
+    """A measurement of this machine's load until :meth:`stop` is called.
+
+    High load can delay answers.
+    """
 
     def __init__(self) -> None:
         self._lag_s = 0.0

@@ -113,7 +113,7 @@ The clock is CLOCK_BOOTTIME on Linux and CLOCK_MONOTONIC on macOS; see clock_get
 class Heartbeat:
     """The sender of heartbeats to all hosts.
 
-    Gaps between heartbeats are recorded, because a gap means that this machine was paused.
+    Long gaps between heartbeats are recorded, because a long gap means that this machine was paused.
     """
 
     def __init__(self) -> None:

@@ -279,7 +279,7 @@ class JobWatch:
         return self._if_due(now)
 
     def _settle(self, judged: Judgement | None, now: float) -> WatchEvent:
-        """Continue watching after an examination without a hang, or after two examinations with different verdicts."""
+        """Continue watching after an examination that found no hang, or after two with different verdicts."""
         if judged is not None and judged.verdict in ("not-hanging", "slow"):
             self.progress.moved(now)
             return WatchEvent(self._state)

@@ -65,7 +65,7 @@ def split(words: list[str], argv: list[str], *, named: bool, engine: bool = Fals
 
 
 def _refuse(cluster: Cluster, wishes: Wishes) -> None:
-    """Raise UsageError if the requested output format can't start the job."""
+    """Raise UsageError if the job can't be started from the requested output format."""
     if wishes.form in ("slurm", "ssh") and any(map(place_of, cluster.nodes)):
         why = "starts no job in a container, where it would outlive its connection"
         hint = "start each host's line in its container, as --format shell prints them"

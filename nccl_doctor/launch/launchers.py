@@ -1,6 +1,6 @@
 """Generates (but does not run) the command that starts a job on each node.
 
-Each command has the form that the job's script requires, such as torchrun or ``env://``.
+Each command starts the script in the way that the script expects, for example with torchrun.
 
 A single command on this machine can start the job on all hosts over SSH, and Ctrl-C ends the job on all hosts.
 

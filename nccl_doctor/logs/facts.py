@@ -17,7 +17,7 @@ from nccl_doctor.text.bounds import safe_regex
 
 
 class Milestone(IntEnum):
-    """Milestones of a process in the setup of an NCCL communicator.
+    """Milestones that a process passes while it sets up an NCCL communicator.
 
     A process has reached only ``STARTED`` if none of its NCCL lines shows a later milestone.
     """
@@ -167,7 +167,7 @@ CHANNEL_RULES: tuple[FactRule, ...] = (
 """Patterns for facts about rings, trees, and channels, for which a large job prints hundreds of thousands of lines."""
 
 MAX_RANKS = 256
-"""Maximum number of ranks to record for a process, which has one rank for each GPU."""
+"""Maximum number of ranks to record for one process, which can have one rank for each of its GPUs."""
 
 MAX_PROCESSES = 65_536
 """Maximum number of processes to record, so that a forged log can't use too much memory."""

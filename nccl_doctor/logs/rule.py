@@ -50,7 +50,7 @@ class LogRule:
     """A pattern for log lines that show a diagnosis.
 
     Attributes:
-        pattern: a regular expression without lookaround (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
+        pattern: a regular expression without lookaround (:mod:`nccl_doctor.text.bounds`). The named groups ``host``,
             ``ip``, ``port``, ``iface``, and ``rank`` become entities of the finding.
         sample: example of a line that the pattern must match, for the tests.
         unless: pattern for lines to exclude.

@@ -143,7 +143,7 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 
 
 def _kept(whole: Reading) -> list[Event]:
-    """Return those events of each diagnosis and grade that a single reader would keep.
+    """Return the events of each diagnosis and grade that would be kept if one reader had read all the logs.
 
     A single reader keeps the first events and a few events near the end of the file.
     """

@@ -87,7 +87,10 @@ def all_of(lines: Sequence[Line | None]) -> Line | None:
 
 
 def in_turn(lines: Sequence[Line | None]) -> Line | None:
-    """Return one line that runs all lines, even after a failure, or None if ``lines`` is empty or contains None."""
+    """Return one command that runs all commands in ``lines``, even after a failure.
+
+    The result is None if ``lines`` is empty or contains None.
+    """
     joined: Line | None = None
     for line in lines:
         if line is None:

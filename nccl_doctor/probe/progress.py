@@ -2,8 +2,8 @@
 
 A job that is computing or communicating with other hosts is alive, regardless of its parent process. A job makes
 progress if it uses CPU time, reads or writes files or pipes, exchanges data with peers, or uses memory on a GPU that is
-busy. A rank that hangs in a collective makes no progress, unless NCCL busy-waits and uses CPU time. A rank that
-busy-waits is therefore considered alive, and nccl-doctor does not kill it.
+busy. A rank that hangs in a collective makes no progress in this sense, unless NCCL busy-waits, which uses CPU time. A
+rank that busy-waits is therefore considered alive, and nccl-doctor does not kill it.
 """
 
 from __future__ import annotations

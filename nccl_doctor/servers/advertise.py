@@ -365,7 +365,7 @@ PROGRAMS = {
 }
 """All programs by name, in the order in which they are shown."""
 TELLING = tuple(name for name, program in PROGRAMS.items() if program.steps)
-"""The names of the programs that choose their address themselves."""
+"""The names of the programs that choose their own addresses."""
 
 
 def side_of(cluster: Cluster, host: Host) -> Side | Unknown:

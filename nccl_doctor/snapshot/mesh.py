@@ -120,7 +120,7 @@ class LostConnections(Observed):
 
     @property
     def is_unusual(self) -> bool:
-        """True if more connections were lost or late than is usual on a healthy path."""
+        """True if more connections were lost or delayed than is usual on a healthy path."""
         return self.lost >= LEAST_LOST or self.lost + self.resent >= LEAST_LATE
 
     @property

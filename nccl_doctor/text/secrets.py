@@ -117,7 +117,7 @@ def _option(name: str, guard: str = "") -> str:
 
 
 _ENDS = r"(?:key|auth|jwt|pat|creds?)"
-"""Pattern for endings of names that denote either secrets (``--wandb-key``) or harmless values (``--sort-key``)."""
+"""Pattern for name endings that can denote a secret (``--wandb-key``) but can also be harmless (``--sort-key``)."""
 _LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
 """Pattern for a value of 16 characters or more that is neither a path nor a plain word."""
 _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"

@@ -10,9 +10,9 @@ kubectl's error message gives the reason. If a pod's container is running but th
 only a warning. A pod that is not ready has no DNS name from a headless Service unless the Service sets
 ``publishNotReadyAddresses: true``.
 
-Fix: if a resource is scarce, request less of this resource, wait until enough of it is free, or ask the cluster's
-administrator to add nodes. If the image can't be pulled, correct the image's name or the image pull secret. If the
-container exits, find the reason with ``kubectl logs --previous``.
+Fix: if a resource is scarce, request less of it, wait until enough of it is free, or ask the cluster's administrator to
+add nodes. If the image can't be pulled, correct the image's name or the image pull secret. If the container exits, find
+the reason with ``kubectl logs --previous``.
 
 References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
 """

@@ -60,7 +60,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield a phrase for each source of environment variables, and the variables from this source.
+    """For each source of environment variables, yield a phrase that describes it and the variables that it sets.
 
     A host's own variables are omitted if the hosts file or the pod also sets them.
     """

@@ -3,7 +3,7 @@
 What it means: with a stateful firewall, NAT or kube-proxy, the kernel keeps an entry for each connection in its
 conntrack table. The table holds at most `net.netfilter.nf_conntrack_max` entries, which all programs and containers
 share. If the table is full, the kernel drops packets of new connections, even if the firewall's rules allow the
-connections. Different ranks hang in each run, and "nf_conntrack: table full, dropping packet" appears in the kernel's
+connections. Different ranks hang in each run, and "nf_conntrack: table full, dropping packet" appears in the kernel
 log.
 
 How we know: nccl-doctor reads nf_conntrack_count and nf_conntrack_max on each host. A host is reported if less than a

@@ -11,8 +11,8 @@ route to host) or 101 (Network is unreachable). From NCCL 2.24 on, the job fails
 A host's list contains the ACTIVE ports that NCCL_IB_HCA accepts, in the kernel's order or, from NCCL 2.29.7 on, in the
 order of PCI addresses. NCCL_IB_HCA only filters the device list, so the order of the names in NCCL_IB_HCA has no
 effect. A port that is down is not in the list, so the following ports move up by one position. If each rail has its own
-network, all ports that have moved up are paired with the wrong ports. From NCCL 2.20 on, the ports of one card count as
-one device, and NCCL pairs the first ports of such devices.
+network, every port that follows the missing port in the list is then paired with a port of the wrong rail. From NCCL
+2.20 on, the ports of one card count as one device, and NCCL pairs the first ports of such devices.
 
 How we know: the check computes each host's list of devices in the same way as the host's NCCL version. For RoCE, the
 check compares the networks to which the addresses in the ports' GIDs belong. Only routes through the port's own network

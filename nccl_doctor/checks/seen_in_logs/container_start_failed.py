@@ -7,8 +7,8 @@ How we know: The log contains an error from pyxis ("container start failed", "fa
 nvidia-container-cli. Other signs are "OCI runtime create failed", Docker's "Error response from daemon", and
 ImagePullBackOff in Kubernetes.
 
-Fix: Start the same image manually on the host. Check the host's disk space (`df /run /tmp`), the name of the image, the
-registry credentials, and the output of `nvidia-container-cli info`.
+Fix: Start a container from the same image manually on the host. Check the host's disk space (`df /run /tmp`), the name
+of the image, the registry credentials, and the output of `nvidia-container-cli info`.
 
 References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc create.
 """

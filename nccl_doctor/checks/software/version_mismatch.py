@@ -10,9 +10,9 @@ These differences are reported:
 - A different release of torch (such as 2.9.0 against 2.9.1) or a different CUDA version of torch is an error.
 - A different NCCL version is an error. The check compares the versions of the NCCL libraries that torch loads. If these
   versions are unknown, the check compares the versions of the installed NCCL wheels.
-- An NCCL plugin such as aws-ofi-nccl that is missing on some hosts or has different versions is an error, since the two
-  ends of a connection would use different transports.
-- A different minor version of Python (3.10 against 3.11) is a warning, since pickled objects and compiled extensions
+- It is an error if an NCCL plugin such as aws-ofi-nccl is missing on some hosts, or if its version differs between
+  hosts, since the two ends of a connection would use different transports.
+- A different minor version of Python (3.10 versus 3.11) is a warning, since pickled objects and compiled extensions
   might be incompatible.
 - A different driver branch (570 against 580) is a warning, since NCCL would use features of the newer branch, such as
   NVLink SHARP, only on some ranks. With AMD GPUs, the release of the amdgpu module (6.8 against 6.10) is compared,

@@ -57,7 +57,7 @@ _MOST_TABLES = 8  # answers used for the common one; each is a table of all name
 
 
 class CommonNames:
-    """Name resolution results that the first hosts reported, except each host's results for its own names."""
+    """For each name, the result that was reported first, except each host's results for its own names."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))

@@ -51,7 +51,7 @@ class ConnectionTrials:
         first: the answers from before failed attempts were repeated; ``answers`` contains the answers after the
             repetition.
         dial: function that makes a host dial targets, with a time limit in seconds for each connection attempt.
-        dial_s: time limit, in seconds, of one connection attempt.
+        dial_s: time limit, in seconds, for one connection attempt.
         master: name and port of the master. Successful connections to the master port are ignored, since firewalls
             often open only this port.
     """

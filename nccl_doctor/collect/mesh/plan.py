@@ -252,7 +252,7 @@ def rail_targets(
     ports: dict[str, tuple[int, ...]],
     used: dict[str, Rails],
 ) -> Iterator[DialTarget]:
-    """Yield a target for each additional data address of a partner, with only the partner's last listening port."""
+    """Yield a target for each additional data address of a partner, with only the last port in the partner's list."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         if ports.get(dst) and name in used:

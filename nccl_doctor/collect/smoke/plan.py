@@ -61,7 +61,7 @@ class SmokePlan:
     backend: Backend
     reason: str
     diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables to set on each host so that NCCL runs its own diagnostics, except variables that are already set."""
+    """Variables, other than those already set, to set on each host so that NCCL runs its own diagnostics."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))  # known to this all-reduce's ranks only
 
     def request(self, node: Node, port: int) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class FirewalldAllow(_Allow):
 def _words(texts: tuple[str, ...]) -> Line | None:
     """Return the strings as shell words, or None if a string can't be pasted.
 
-    A known option such as ``-s`` can be pasted even though it begins with a minus sign.
+    A known option such as ``-s`` is safe in a command to paste, even though it begins with a hyphen.
     """
     return _blank([argument(text) if text in _OPTIONS else line("{word}", word=text) for text in texts])
 

@@ -280,7 +280,7 @@ def _post(server: socket.socket, handler: str, deadline: float) -> bytes | None:
 
 
 def _whole(data: bytes) -> bool:
-    """Return whether the whole response has arrived according to Content-Length.
+    """Return whether the whole response, as measured by Content-Length, has arrived.
 
     The worker server does not close the connection after the response.
     """

@@ -287,8 +287,8 @@ class Bench:
         Rank 0 reports the median time for each message size.
 
         The bandwidths are algbw = bytes / seconds and busbw = algbw * 2 (n - 1) / n in 10⁹ bytes/s, as defined in
-        PERFORMANCE.md of nccl-tests. If "plateau" is true in the order, each size is four times the previous size, and
-        the measurement stops when the bandwidth reaches its plateau.
+        PERFORMANCE.md of nccl-tests. If "plateau" is true in the request, each size is four times the previous size,
+        and the measurement stops when the bandwidth reaches its plateau.
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2

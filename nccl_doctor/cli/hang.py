@@ -45,7 +45,9 @@ def hang(
     ] = False,
     native: Annotated[
         bool,
-        typer.Option("--native", help="Include C++ frames in stacks. This pauses each rank for longer than --pause."),
+        typer.Option(
+            "--native", help="Include C++ frames in stacks. This pauses each rank for longer than --pause does."
+        ),
     ] = False,
     dump: Annotated[
         bool,
@@ -72,8 +74,8 @@ def hang(
 ) -> None:
     """Find the rank, host and line where a running job hangs. By default, the job is neither paused nor changed.
 
-    Exit with 0 if the job is making progress or has ended successfully, with 1 if the job hangs or lost a rank, with 2
-    if the command line or the hosts file is invalid, and with 3 if no job was found or the verdict is unknown.
+    Exit with 0 if the job is making progress or has ended successfully, with 1 if the job hangs or has lost a rank,
+    with 2 if the command line or the hosts file is invalid, and with 3 if no job was found or the verdict is unknown.
     """
     out = shown.out(WATCH if watched.watch else "hang", output)
 

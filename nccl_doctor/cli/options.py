@@ -191,7 +191,8 @@ RateOption = Annotated[
     of_run(
         "--rate",
         help="Measure the TCP throughput between hosts for each interface that NCCL uses. This loads the network: each "
-        "host is measured with one peer after another, for about 1 s per peer, at full load for half of that time.",
+        "host is measured with one peer after another, for about 1 s per peer and interface, at full load for half of "
+        "that time.",
     ),
 ]
 RateBesideJobs = Annotated[
@@ -476,7 +477,7 @@ class JoinOptions:
         bool,
         of_join(
             "--join",
-            help="Check the nodes of a job without SSH: start this same command on every node with the job's launcher. "
+            help="Check the nodes of a job without SSH: start the same command on every node with the job's launcher. "
             "Node 0 checks all nodes that join. The nodes that stay connected exit with the exit code of node 0.",
         ),
     ] = False

@@ -268,7 +268,7 @@ def test_what_no_rule_explains_lies_between_the_hosts(pair: Lab) -> None:
     fault("switch-drops-port")(pair, pair.host("node1"))
     run = check(pair)
     assert run.names == ["port-unreachable"]
-    assert "the firewall rules on neither host block these connections" in run.first["evidence"]
+    assert "no firewall rule on either host blocks these connections" in run.first["evidence"]
     assert run.check(PORT)["outcome"] == "pass"
 
 

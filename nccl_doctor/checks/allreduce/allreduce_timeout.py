@@ -5,19 +5,20 @@ What it means: the job would hang in the same place until NCCL or gloo times out
 How we know: on every host, a launcher process imported torch and forked the ranks. The launcher used the interpreter
 and the variables from the hosts file. The ranks had the variables that torchrun would set, including the master address
 and port. Each rank reported the stages that it reached (started, torch imported, store reached, process group up, first
-all-reduce, sizes measured, done). The time limit (`--smoke-timeout`) starts when all ranks have imported torch, for
-which they have up to 120 s. Each rank that had not finished wrote its Python stack before nccl-doctor terminated the
+all-reduce, sizes measured, done). The time limit (`--smoke-timeout`) starts when torch has been imported on all hosts,
+which can take up to 120 s. Each rank that had not finished wrote its Python stack before nccl-doctor terminated the
 rank. The report names the ranks that show the clearest sign of a fault:
 
 - ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, an
   unresponsive driver),
-- ranks that never started or did not finish importing torch,
+- ranks that never started, or whose launcher did not finish importing torch,
 - ranks that run other code while all others wait in a collective,
 - ranks that reached fewer stages than others.
 
-If ranks did not reach the store, the master port can't be reached, or rank 0 never opened the port. If the process
-group is not up, the ranks can't connect to each other. If the first all-reduce did not finish, the data connections do
-not work, for example because of a wrong interface, a firewall that blocks ephemeral ports, or an RDMA fault.
+If ranks did not reach the store, either the master port can't be reached or rank 0 never opened it. If the process
+group did not come up, the ranks can't connect to each other. If the first all-reduce did not finish, the data
+connections do not work, for example because of a wrong interface, a firewall that blocks ephemeral ports, or an RDMA
+fault.
 
 If no rank shows a sign of a fault and the job has three or more hosts, the all-reduce is repeated in groups of hosts.
 `nccl-doctor check` repeats the all-reduce automatically, but `nccl-doctor smoke` repeats it only with `--isolate`. The

@@ -4,10 +4,10 @@ What it means: every rank first connects to the master port (torch's TCPStore). 
 wait until they time out. If a rule rejects the packets, the ranks fail with "No route to host" or "Connection refused".
 If a rule redirects the packets to a container or a proxy (DNAT or REDIRECT), the ranks reach a different process.
 
-How we know: while nccl-doctor itself listened on the master port, every host tried to connect to this port, and a
-connection failed. The kernel's firewall rules on both hosts (nftables, iptables-nft, iptables-legacy, ipset) were
-evaluated for the packets of this connection and for the replies. The report names the first rule that blocks the
-packets, and shows the values of this rule's counter before and after the test connections.
+How we know: while nccl-doctor itself listened on the master port, every host tried to connect to this port, and at
+least one connection failed. The kernel's firewall rules on both hosts of the failed connection (nftables, iptables-nft,
+iptables-legacy, ipset) were evaluated for its packets and for the replies. The report names the first rule that blocks
+the packets, and shows the values of this rule's counter before and after the test connections.
 
 Fix: run the commands in the report. The commands allow connections from the cluster's own addresses. With firewalld,
 the addresses are added to the trusted zone, in which all ports are open. With ufw, nftables and iptables, the commands

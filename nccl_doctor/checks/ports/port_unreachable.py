@@ -5,9 +5,9 @@ What it means: NCCL and gloo open connections between hosts in both directions, 
 two ranks fails, the job hangs or fails in the rendezvous or in the first collective.
 
 How we know: every host listened on three ephemeral ports (the master also on the master port), and the other hosts
-connected to these ports. In clusters of more than 128 hosts, each host other than the master connects, by default, only
-to the master, to the host's own two neighbours in rank order, and to 14 random hosts. Each listener sent a random word
-to prove that it belonged to nccl-doctor. The way in which a connection fails indicates the cause:
+tried to connect to these ports. In clusters of more than 128 hosts, each host other than the master tried, by default,
+only the master, its own two neighbours in rank order, and 14 random hosts. Each listener sent a random word to prove
+that it belonged to nccl-doctor. The way in which a connection fails indicates the cause:
 
 - timed out: the packets are silently dropped, for example by a firewall's DROP rule or a cloud's security group.
 - no route to host: a firewall's REJECT rule blocks the connection, or the target host does not answer ARP requests.
@@ -17,21 +17,21 @@ to prove that it belonged to nccl-doctor. The way in which a connection fails in
 - stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
   intercepts the connection.
 
-The port test covers every interface over which NCCL or gloo will transfer data. The master also connects to its own
-master port, and a host with several ranks also connects to its own ephemeral ports.
+The port test covers every interface over which NCCL or gloo will transfer data. The master also tried its own master
+port, and a host with several ranks also tried its own ephemeral ports.
 
 The diagnosis names the smallest set of hosts that explains all failed connections. For example, if one host can't
 connect to four other hosts, the diagnosis names only this one host. If several equally small sets of hosts explain the
-failures, the diagnosis names all of these sets. If only one other host fails to connect to a host, and the host's own
-connections succeed, the diagnosis does not name that host. The diagnosis then names the host whose connections failed,
-because these failures do not prove that the target is at fault. No conclusion is drawn about a pair of hosts if one
-host reports that a connection failed but the other host accepted the connection.
+failures, the diagnosis names all of these sets. If B is the only host that can't connect to host A, and A's own
+connections succeed, the diagnosis names B and not A, because one failing host does not prove that A is at fault. No
+conclusion is drawn about a pair of hosts if one host reports that a connection failed but the other host accepted the
+connection.
 
 To detect packet loss, each host also makes 64 simultaneous connections (32 in clusters of more than 16 hosts) to the
-host with the next node rank. If only some of the tested ports of a host answer a connecting host, or if a port answers
-only on a later attempt, the connecting host also makes simultaneous connections to one of these ports. If only some of
-the simultaneous connections get an answer, the path loses packets at random, or loses all packets between certain
-ports. If packets are lost only between certain ports, a member of a bond or one of several parallel routes has usually
+host with the next node rank. If a host can reach only some of the tested ports of another host, or reaches a port only
+on a later attempt, it also makes simultaneous connections to one of these ports. If only some of the simultaneous
+connections get an answer, the path loses packets at random, or loses all packets of connections with certain pairs of
+source and destination port. In the second case, a member of a bond or one of several parallel routes has usually
 failed.
 
 Fix: ask your network administrator to allow all TCP ports between the cluster's hosts, in both directions. In a cloud,
@@ -39,8 +39,8 @@ check the subnet's network ACL and the security groups of both instances. If bot
 group, the group needs a rule whose source is the group itself. Network ACLs are stateless, so they must allow both the
 connections and the replies. Outside a cloud, the cause is usually a firewall between two networks, or an ACL or port
 isolation on a switch. If a host's own firewall rules could not be read, run `nft list ruleset` and `iptables-save` as
-root and examine these rules first. Traffic between pods is also filtered by the nodes' forward chains and the network
-plugin, which a pod can't inspect.
+root on that host and examine these rules first. In Kubernetes, traffic between pods is also filtered by the nodes'
+forward chains and the network plugin, which a pod can't inspect.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -228,8 +228,10 @@ def _finding(
     shown = set(dials)
     gaps = [gap for gap in view.dials.firewall.gaps if gap.dial in shown]
     unread = (ends - judged) | (ends & {name for gap in gaps for name in gap.hosts})
-    rules = f"of {fold(sorted(unread))} could not be judged" if unread else "on neither host block these connections"
-    evidence.append(f"the firewall rules {rules}")
+    rules = "no firewall rule on either host blocks these connections"
+    if unread:
+        rules = f"the firewall rules of {fold(sorted(unread))} could not be judged"
+    evidence.append(rules)
     unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
     evidence += [f"this rule on {name} might be the cause: {rule}" for name, rule in unclear]
     used = f" over {rail.interface}, which {' and '.join(rail.users)} will also use for data" if rail else ""

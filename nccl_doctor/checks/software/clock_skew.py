@@ -6,9 +6,9 @@ host if the host's last keep-alive, whose timestamp comes from the host's own cl
 s (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected.
 If the clocks differ by several minutes, certificates and Kerberos tickets might be rejected.
 
-How we know: the check requests each host's time over the existing connection to the host, with an error of at most half
-of the round-trip time. A clock difference is reported only if it exceeds the maximum measurement error by more than 2
-s. The median of all hosts' clocks is assumed to be the correct time.
+How we know: the check requests each host's time over the existing connection to the host. The error of this measurement
+is at most half of the round-trip time. A clock difference is reported only if it exceeds the maximum measurement error
+by more than 2 s. The median of all hosts' clocks is assumed to be the correct time.
 
 Fix: synchronize the host's clock over the network with `timedatectl set-ntp true` or chrony.
 """

@@ -1,4 +1,4 @@
-"""A GPU has reported uncorrected memory errors or needs a reset, or its driver has logged errors (Xid) in the last day.
+"""A GPU has reported uncorrected memory errors or needs a reset, or its driver has logged Xid errors in the last day.
 
 What it means: the job might fail with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch
 failure". A collective might hang because a rank whose GPU fell off the bus (Xid 79) never joins the collective.

@@ -43,7 +43,7 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
         "did not start the job step: its slurmd does not answer",
         (
             "On the node, check whether slurmd is running (systemctl status slurmd); if not, its log may say why. A "
-            "job there won't start either. Leave the node out with -x, or resubmit with sbatch --exclude."
+            "job on this node won't start either. Leave the node out with -x, or resubmit with sbatch --exclude."
         ),
     ),
     (

@@ -5,9 +5,9 @@ What it means: the job would hang in the same place until NCCL or gloo times out
 How we know: on every host, a launcher process imported torch and forked the ranks. The launcher used the interpreter
 and the variables from the hosts file. The ranks had the variables that torchrun would set, including the master address
 and port. Each rank reported the stages that it reached (started, torch imported, store reached, process group up, first
-all-reduce, sizes measured, done). The time limit (`--smoke-timeout`) starts when torch has been imported on all hosts,
-which can take up to 120 s. Each rank that had not finished wrote its Python stack before nccl-doctor terminated the
-rank. The report names the ranks that show the clearest sign of a fault:
+all-reduce, sizes measured, done). Importing torch has a limit of 120 s. The time limit for the all-reduce
+(`--smoke-timeout`) starts when all hosts have imported torch. Each rank that had not finished wrote its Python stack
+before nccl-doctor terminated the rank. The report names the ranks that show the clearest sign of a fault:
 
 - ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, an
   unresponsive driver),

@@ -10,9 +10,10 @@ only the master, its own two neighbours in rank order, and 14 random hosts. Each
 that it belonged to nccl-doctor. The way in which a connection fails indicates the cause:
 
 - timed out: the packets are silently dropped, for example by a firewall's DROP rule or a cloud's security group.
-- no route to host: a firewall's REJECT rule blocks the connection, or the target host does not answer ARP requests.
-- refused: a TCP reset arrived although nccl-doctor was listening on the port, because of a REJECT rule with tcp-reset
-  or because of address translation.
+- no route to host: a firewall rejects the connection with an ICMP "prohibited" message (as firewalld does), or the
+  target host does not answer ARP requests.
+- refused: a TCP reset or an ICMP "port unreachable" message arrived although nccl-doctor was listening on the port,
+  because of a REJECT rule or address translation.
 - network unreachable: the connecting host has no route to the target address.
 - stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
   intercepts the connection.

@@ -43,7 +43,7 @@ class SlurmEngine(Engine):
         Flag(
             "slurm_job",
             ("--slurm-job",),
-            "Use the nodes of this Slurm job; {chooser} selects among them. They are contacted through job steps, not SSH.",
+            "Use the nodes of this Slurm job; {chooser} selects among them. They are reached by job steps, not SSH.",
             metavar="ID",
             default="the current allocation",
         ),

@@ -58,7 +58,7 @@ class PortOptions:
             "--pid",
             metavar="PID[@START]",
             help="Examine the job of this process. With PORT, the process must be one of those that use the port. "
-            "START is the start time of the process in /proc.",
+            "START is its start time in clock ticks (field 22 of /proc/PID/stat).",
         ),
     ] = None
     kill: Annotated[

@@ -46,7 +46,7 @@ def ifname(
     job: ServerOptions,
     load_from: options.From = None,
 ) -> None:
-    """Show which interface NCCL will use on each host, why, and what to set."""
+    """Show which interface and RDMA devices NCCL will use on each host, why, and what to set."""
 
     def work() -> int:
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts

@@ -33,7 +33,10 @@ Tee = Annotated[
     ),
 ]
 Summary = Annotated[
-    bool, typer.Option("--summary", help="Also show NCCL's choices, such as interface, RDMA devices and algorithm.")
+    bool,
+    typer.Option(
+        "--summary", help="Also show NCCL's choices, such as the interface, the RDMA devices and the algorithm."
+    ),
 ]
 With = Annotated[
     Path | None,

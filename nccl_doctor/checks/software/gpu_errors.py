@@ -8,7 +8,7 @@ pending or has failed. The diagnosis is also made if nvidia-smi prints an error 
 requires reset]" or "[Unknown Error]" instead of a value. The kernel log is searched for Xid messages of the last day.
 If the user has no permission to read the kernel log (`kernel.dmesg_restrict`), only nvidia-smi's output is evaluated.
 Xids 13, 31, 43, 45, 68 and 69 are ignored, because they show a bug in a program, not a faulty GPU. Errors are ignored
-if the driver later reported that the GPU had recovered (Xid 154, "to 0x0").
+if the driver later reported that the GPU had recovered (Xid 154 with the recovery action 0x0).
 
 Fix: to complete pending row remappings, reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot the host. A GPU
 with new errors after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.

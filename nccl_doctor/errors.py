@@ -6,7 +6,8 @@
     ├── ControllerError         2   this machine can't log in to any host
     ├── SnapshotError           2   a snapshot that can't be read or written
     ├── UnwrittenError          2   a requested file could not be written; the report is on stdout
-    └── NotReachedError         3   the host that a command examines did not answer
+    ├── NotReachedError         3   the host that a command examines did not answer
+    └── NotJoinedError          1   a node of check --join could not reach node 0, or lost the connection to it
 
 A fault found on a host is not an exception but a diagnosis (see :mod:`nccl_doctor.model.report`).
 """
@@ -68,6 +69,12 @@ class NotReachedError(DoctorError):
     """A failure to reach the host that a command examines."""
 
     exit_code = 3
+
+
+class NotJoinedError(DoctorError):
+    """A failure of a node of ``check --join`` to reach node 0, or the loss of its connection to node 0."""
+
+    exit_code = 1
 
 
 def describe(fault: BaseException) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from nccl_doctor import __version__, probe
 from nccl_doctor.crew import start as bundle
-from nccl_doctor.errors import DoctorError, NotReachedError
+from nccl_doctor.errors import DoctorError, NotJoinedError
 from nccl_doctor.text.inet import endpoint
 from nccl_doctor.transport.base import LineBuffer, Tail, remaining
 from nccl_doctor.transport.joined import handshake
@@ -71,7 +71,7 @@ def release() -> str:
     return f"{__version__} (probe {digest.hexdigest()[:8]})"
 
 
-class RefusedError(NotReachedError):
+class RefusedError(NotJoinedError):
     """Error raised if node 0 refuses this node."""
 
 
@@ -103,7 +103,7 @@ def follow(
     """Join the check and take part until the check ends.
 
     ``env`` contains the job's variables from this node's own command, and ``say`` is called with progress messages.
-    Raise NotReachedError if node 0 can't be reached or disconnects, or WrongReleaseError if node 0 has another release.
+    Raise NotJoinedError if node 0 can't be reached or disconnects, or WrongReleaseError if node 0 has another release.
     """
     if not who.waits:
         bundle.bundle()  # takes a tenth of a second, in which node 0 may still be starting
@@ -141,7 +141,7 @@ def join(
         pause = AGAIN_S if time.monotonic() - began < SOON_S else LATER_S
         if time.monotonic() + pause > until:
             within = f"within {time.monotonic() - began:.0f} s"
-            raise NotReachedError(f"this node could not join {within}: {refused or why}")
+            raise NotJoinedError(f"this node could not join {within}: {refused or why}")
         time.sleep(pause)
 
 
@@ -281,9 +281,9 @@ class _Relay:
                 elif self._probe is not None and key.fileobj in self._probe.files:
                     self._pass_on(key.fileobj)
             if time.monotonic() > self._limit:
-                raise NotReachedError("node 0 neither goes on nor ends the check, so this node has left it")
+                raise NotJoinedError("node 0 neither goes on nor ends the check, so this node has left it")
             if time.monotonic() - self._heard > SILENCE_S:
-                raise NotReachedError(f"node 0 was silent for {SILENCE_S:.0f} s, so this node has left the check")
+                raise NotJoinedError(f"node 0 was silent for {SILENCE_S:.0f} s, so this node has left the check")
         return self._result
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
@@ -314,9 +314,9 @@ class _Relay:
         except BlockingIOError:
             return
         except OSError as error:
-            raise NotReachedError(f"the connection to node 0 broke: {error.strerror}") from error
+            raise NotJoinedError(f"the connection to node 0 broke: {error.strerror}") from error
         if not chunk:
-            raise NotReachedError("node 0 went away before the end of the check")
+            raise NotJoinedError("node 0 went away before the end of the check")
         self._heard = time.monotonic()
         self._from_node_0.feed(chunk)
         try:
@@ -324,7 +324,7 @@ class _Relay:
                 self._take(line)
         except Exception as error:  # whatever a node 0 sends, this node ends with one sentence
             why = f" ({error})" if isinstance(error, ValueError) else ""
-            raise NotReachedError(f"node 0 sent what is not part of a check{why}, so this node has left it") from error
+            raise NotJoinedError(f"node 0 sent what is not part of a check{why}, so this node has left it") from error
 
     def _take(self, line: bytes) -> None:
         if line.startswith(CONTROL):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.collect.smoke.plan import environment, order_of
 from nccl_doctor.crew import follow
-from nccl_doctor.errors import NotReachedError
+from nccl_doctor.errors import NotJoinedError
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.joined import handshake, meeting
 from nccl_doctor.transport.joined.handshake import HandshakeError, Introduction
@@ -108,14 +108,14 @@ def attempt(node_0: Meeting, who: Introduction, token: bytes = TOKEN) -> socket.
 def test_a_rank_that_is_there_is_refused_and_one_that_went_away_is_replaced(node_0: Meeting) -> None:
     who = Introduction(1, 3, "node2", "python3", RELEASE)
     first = attempt(node_0, who)
-    with pytest.raises(NotReachedError, match="node2 has node rank 1, as node2 at 127"):
+    with pytest.raises(NotJoinedError, match="node2 has node rank 1, as node2 at 127"):
         attempt(node_0, who)
     first.close()
     second = attempt(node_0, who)
     present: list[int] = []
     node_0.gather(time.monotonic(), present.append)
     assert present == [2]
-    with pytest.raises(NotReachedError, match="came after the check had begun"):
+    with pytest.raises(NotJoinedError, match="came after the check had begun"):
         attempt(node_0, Introduction(2, 3, "node3", "python3", RELEASE))
     second.close()
 
@@ -146,7 +146,7 @@ def test_a_process_that_starts_late_gets_the_result_too(node_0: Meeting) -> None
     ],
 )
 def test_who_is_refused_and_why(node_0: Meeting, who: Introduction, token: bytes, words: str) -> None:
-    with pytest.raises(NotReachedError, match=words):
+    with pytest.raises(NotJoinedError, match=words):
         attempt(node_0, who, token)
     assert [count for phrase, count in node_0.refused.items() if words in phrase] == [1]
 
@@ -155,7 +155,7 @@ def test_no_more_processes_wait_than_there_are_files_for(node_0: Meeting, monkey
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (4, 4))
     who = Introduction(1, 3, "node2", "python3", RELEASE, waits=True)
     held = [attempt(node_0, who) for _ in range(2)]
-    with pytest.raises(NotReachedError, match="too many processes wait already"):
+    with pytest.raises(NotJoinedError, match="too many processes wait already"):
         attempt(node_0, who)
     held.pop().close()
     held.append(attempt(node_0, who))

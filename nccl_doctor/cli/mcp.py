@@ -27,7 +27,7 @@ def mcp(
         typer.Option(
             "--logs",
             metavar="DIR",
-            help="Directory below which logs can be read (default: the current directory); repeatable.",
+            help="Directory below which logs and snapshots can be read (default: the current directory); repeatable.",
         ),
     ] = None,
 ) -> None:

@@ -55,7 +55,7 @@ class Tools:
     """
 
     hosts: str | None = None
-    folders: tuple[Path, ...] = (Path(),)  # below which logs may be read
+    folders: tuple[Path, ...] = (Path(),)  # below which logs and snapshots may be read
     limit_s: float = LIMIT_S
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -96,12 +96,7 @@ class Tools:
         if text:
             return self._run("logs", "--", "-", text=text)
         files = self._files(path)
-        if not files:  # whether it exists is not told
-            below = ", ".join(str(folder.resolve()) for folder in self.folders)
-            return _error(
-                "logs", f"{path} is not a regular file in {below}; this server reads logs only from there (--logs)"
-            )
-        return self._run("logs", "--", *map(str, files))
+        return self._run("logs", "--", *map(str, files)) if files else self._not_read("logs", path)
 
     def explain(self, words: str = "") -> CallToolResult:
         """Explain a topic or a diagnosis, given by its code, name or error message; without words, list the topics."""
@@ -112,8 +107,17 @@ class Tools:
         return self._run("codes")
 
     def diff(self, before: str, after: str) -> CallToolResult:
-        """Show what changed between two snapshots written by check --save, given by their paths on this machine."""
-        return self._run("diff", "--", before, after)
+        """Show what changed between two snapshots of check --save, given as paths below the server's log folders."""
+        files = [self._files(path) for path in (before, after)]
+        for path, snapshots in zip((before, after), files, strict=True):
+            if len(snapshots) != 1:
+                return self._not_read("diff", path)
+        return self._run("diff", "--", *(str(snapshots[0]) for snapshots in files))
+
+    def _not_read(self, command: str, path: str) -> CallToolResult:
+        """Return an error that does not tell whether the path exists."""
+        below = ", ".join(str(folder.resolve()) for folder in self.folders)
+        return _error(command, f"{path} is not a regular file in {below}; this server reads only such files (--logs)")
 
     def _files(self, path: str) -> list[Path]:
         """Return the regular files at a path, or no files if the path is not allowed or the files are too large."""

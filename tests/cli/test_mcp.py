@@ -66,6 +66,19 @@ def test_the_tools_that_need_no_host(tmp_path: Path) -> None:
     assert not any("Traceback" in answer["content"][0]["text"] for answer in wrong)
 
 
+def test_snapshots_are_read_below_the_folders_alone(tmp_path: Path) -> None:
+    place, secret = tmp_path / "logs", tmp_path / "secret.json"
+    place.mkdir()
+    for path in (place / "a.json", place / "b.json", secret):
+        path.write_text("no snapshot", encoding="utf-8")
+    (place / "link.json").symlink_to(secret)
+    tools = Tools(folders=(place,))
+    for wrong in (str(secret), "../secret.json", "link.json", "none.json", "."):
+        for answer in (tools.diff("a.json", wrong), tools.diff(wrong, "a.json")):
+            assert "is not a regular file in" in str(answer.content), wrong
+    assert "is not an nccl-doctor snapshot" in str(tools.diff("a.json", "b.json").content)
+
+
 def test_a_command_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/sleep")
     began = time.monotonic()

@@ -91,7 +91,7 @@ class Request:
 def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:
     """Check the cluster and return the exit code.
 
-    If the exit code is not 0 and ``then`` is given, the result of ``then`` is returned instead.
+    If there are diagnoses or the exit code is not 0, and ``then`` is given, the result of ``then`` is returned instead.
     """
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
@@ -130,7 +130,11 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
     if interrupted:
         sys.stderr.write(f"\n{INTERRUPTED}\n")
         return 130
-    return code if then is None or code == 0 else then(snapshot, report)
+    if then is None or (code == 0 and not report.diagnoses):
+        return code
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return then(snapshot, report)
 
 
 def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:

@@ -337,3 +337,9 @@ def test_check_offers_it(fresh_lab: Lab) -> None:
     assert "Fixed: firewall-blocks-port on node1" in out
     words = shlex.split("check hosts.yaml --no-smoke --fix -o json")
     assert run_in(fresh_lab.controller, *words).returncode == 2
+
+
+def test_a_check_with_warnings_alone_goes_on_to_the_commands(fresh_lab: Lab) -> None:
+    broken(fresh_lab, "mtu-small")
+    asked = run_in(fresh_lab.controller, "check", "hosts.yaml", "--no-smoke", "--fix")
+    assert (asked.returncode, "there is no terminal to ask on" in asked.stdout) == (0, True), asked

@@ -96,12 +96,11 @@ def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: Last
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
         job = job.with_variables(diagnosable(job.torch, traces))
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
-    if wishes.preflight and wishes.form != "slurm":
-        notes.append(
-            "each line needs NCDOCTOR_TOKEN in its environment, the same on all nodes (openssl rand -hex 16 makes one)"
-        )
     if wishes.preflight and wishes.form == "slurm":
         warnings.append("the check needs NCDOCTOR_TOKEN in the environment of sbatch (openssl rand -hex 16 makes one)")
+    elif wishes.preflight:
+        place = f"exported {_EACH_HOST}" if wishes.form == "ssh" else "in the environment of each line"
+        notes.append(f"NCDOCTOR_TOKEN must be the same on all nodes, {place} (openssl rand -hex 16 makes one)")
     if wishes.diagnostics:
         job = job.with_variables(DIAGNOSTICS)
     if wishes.form == "slurm":
@@ -131,9 +130,16 @@ def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: Last
     )
 
 
+_EACH_HOST = "at the top of ~/.bashrc (zsh: ~/.zshenv) on each host"
+"""Place for variables of commands that run over SSH.
+
+For such commands, bash reads ~/.bashrc, which often returns early, and no profile (bash(1), "INVOCATION").
+"""
+
+
 def _unprinted(job: LaunchPlan, form: str) -> list[str]:
     names = sorted({name for start in job.starts for name in secrets(start.variables)})
     if not names:
         return []
-    place = {"ssh": "in your login's profile on each host", "slurm": "in the shell that runs sbatch"}
+    place = {"ssh": _EACH_HOST, "slurm": "in the shell that runs sbatch"}
     return [f"secrets are not printed: export {', '.join(names)} {place.get(form, 'in the shell that runs a line')}"]

@@ -234,9 +234,11 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
     nodes = {node.name: node for node in cluster.nodes}
     started = []
     for entry in commands:
-        node, command = nodes[entry.host or ""], shell.nested(entry.command)
+        node = nodes[entry.host or ""]
         words = ["sh", "-c"] if node.local else [*SSH, *arguments(node.options(SshOptions)), node.address]
         start = [shell.argument(word) for word in words]
+        # over SSH, a command starts in the home directory
+        command = shell.nested(f"cd && {entry.command}" if node.local else entry.command)
         started.append(shell.script("""{start} {command} & set -- "$@" $!;""", start=start, command=command))
     return _side_by_side(shell.script("{started}", started=started))
 

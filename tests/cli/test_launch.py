@@ -43,7 +43,9 @@ def test_each_line_may_check_all_nodes_first(hosts: Path) -> None:
     check = "nccl-doctor check --join --nnodes 2 --node-rank {} --master-addr node1 --master-port 29500 --nproc-per-node 2 --python python3 && python3 -m torch.distributed.run --nnodes=2 --node_rank={} "
     for rank in range(2):
         assert check.format(rank, rank) in out
-    assert "# each line needs NCDOCTOR_TOKEN in its environment, the same on all nodes" in out
+    assert "# NCDOCTOR_TOKEN must be the same on all nodes, in the environment of each line" in out
+    out, _ = started(hosts, "hosts.yaml", "--preflight", "--format", "ssh", "--", "train.py")
+    assert "# NCDOCTOR_TOKEN must be the same on all nodes, exported at the top of ~/.bashrc" in out
     script, err = started(hosts, "hosts.yaml", "--preflight", "--format", "slurm", "--", "train.py")
     assert "\nsrun nccl-doctor check --join --python python3\nsrun --kill-on-bad-exit=1 " in script
     assert "the check needs NCDOCTOR_TOKEN in the environment of sbatch" in err

@@ -48,7 +48,7 @@ Glossary:
 from importlib import import_module
 
 __version__ = "0.1.0"
-__all__ = ["DoctorError", "PreflightError", "Report", "check", "preflight", "read_log"]
+__all__ = ["DoctorError", "LogReport", "PreflightError", "Report", "check", "preflight", "read_log"]
 
 
 def __getattr__(name: str) -> object:

@@ -32,6 +32,8 @@ from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.transport.joined.meeting import JoinedTransport
 
+LogReport = Report
+"""The report of :func:`read_log`, which has the same form as the report of :func:`check`."""
 _OUT = Out("check", quiet=True)
 AGENT = "TORCHELASTIC_RUN_ID"
 """Environment variable that torchrun sets for its workers.
@@ -94,7 +96,7 @@ def _judged(request: Request) -> Report:
     return result.report
 
 
-def read_log(*paths: str | os.PathLike[str], only: Sequence[str] = (), skip: Sequence[str] = ()) -> Report:
+def read_log(*paths: str | os.PathLike[str], only: Sequence[str] = (), skip: Sequence[str] = ()) -> LogReport:
     """Diagnose the training and NCCL logs of one job in files and directories, as ``nccl-doctor logs`` does."""
     began = time.monotonic()
     session = LogsRun(tuple(os.fspath(path) for path in paths), None, follow=False)

@@ -62,9 +62,15 @@ FILES = Effect(
 )
 SLOW = Effect(("slow",), Reach.MEETS, "a ring all-reduce is only as fast as its slowest link")
 SOCKETS = Effect(
-    ("transport-fallback", "slow"),
+    ("transport-fallback",),
+    Reach.OWN,
+    "a rank that can't use RDMA uses TCP sockets, which can't connect to other ranks' RDMA devices",
+    ("nccl",),
+)
+SLOW_SOCKETS = Effect(
+    ("slow",),
     Reach.MEETS,
-    "if the ranks of one host can't use RDMA, the ranks of all hosts use TCP sockets",
+    "TCP sockets are slower than RDMA, and an all-reduce is only as fast as its slowest link",
     ("nccl",),
 )
 CUDA = Effect(

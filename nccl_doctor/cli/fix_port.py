@@ -57,15 +57,16 @@ class PortOptions:
         typer.Option(
             "--pid",
             metavar="PID[@START]",
-            help="Examine the job of this process. With PORT, the process must be one of those that use the port. "
-            "START is its start time in clock ticks (field 22 of /proc/PID/stat).",
+            help="Examine the job of this process instead of the job that holds the port. START is the start time of "
+            "the process in clock ticks (field 22 of /proc/PID/stat).",
         ),
     ] = None
     kill: Annotated[
         bool,
         typer.Option(
             "--kill",
-            help="End all processes of the job that holds the port, on all hosts, with SIGTERM and then SIGKILL.",
+            help="On the examined host, end all processes of the job that holds the port, with SIGTERM and then "
+            "SIGKILL.",
         ),
     ] = False
     force: Annotated[

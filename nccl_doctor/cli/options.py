@@ -323,8 +323,8 @@ class ServerOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(SERVERS),
-            help="Engine that will run on the hosts. check and fix test the address that the engine advertises, ifname "
-            "shows this address, and launch prints the commands that start the engine.",
+            help="Engine that will run on the hosts. check and fix test the address that the engine advertises (except "
+            "for accelerate), ifname shows this address, and launch prints the commands that start the engine.",
             autocompletion=completing(*SERVERS),
         ),
     ] = None

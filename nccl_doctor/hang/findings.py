@@ -82,8 +82,8 @@ def _end(evidence: HangEvidence, rank: int | None) -> str:
 
 FRAMES = 6
 NEXT_TIME = (
-    "To know more next time, start the job with TORCH_FR_BUFFER_SIZE=2000 and its worker server "
-    "(TORCH_WORKER_SERVER_SOCKET), or with NCCL 2.28.7 and later, whose RAS counts collectives."
+    "To know more next time, start the job with the variables that launch --diagnosable adds and with "
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE (for hang --dump), or with NCCL 2.28.7 and later, whose RAS counts collectives."
 )
 
 
@@ -338,6 +338,16 @@ def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
         yield f"{len(rivals) - MOST_RIVALS} more such processes"
 
 
+_SERVER_OFF = {
+    False: "torch's worker server is off (TORCH_WORKER_SERVER_SOCKET is not set)",
+    True: "torch's worker server is off (TORCH_WORKER_SERVER_SOCKET is set, but the script does not use worker_main)",
+}
+"""The reason why a rank has no worker server, keyed by whether the rank's environment has the variable.
+
+torch/distributed/elastic/control_plane.py starts the server only in the context manager worker_main().
+"""
+
+
 def _unread(evidence: HangEvidence) -> Iterator[str]:
     reasons = grouped((rank.no_stack, rank.rank) for rank in evidence.present if rank.place is None and rank.no_stack)
     for reason, ranks in list(reasons.items())[:3]:
@@ -346,8 +356,7 @@ def _unread(evidence: HangEvidence) -> Iterator[str]:
     for rank in evidence.present:
         last = rank.looks[-1].recorder if rank.looks else None
         if last is None or isinstance(last, Unknown):
-            off = "torch's worker server is off (TORCH_WORKER_SERVER_SOCKET is not set)"
-            reason = off if last is None else last.reason
+            reason = _SERVER_OFF["TORCH_WORKER_SERVER_SOCKET" in rank.job_rank.told] if last is None else last.reason
             problems.setdefault(reason, []).append(rank.rank)
     for reason, ranks in list(problems.items())[:2]:
         yield f"the flight recorder of {ranks_of(ranks)}: {reason}"

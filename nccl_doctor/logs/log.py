@@ -241,7 +241,7 @@ _MOST_MISSING = 64
 
 @dataclass(frozen=True)
 class RankProgress:
-    """The milestones that ranks had reached when the log ended; ``missing`` contains the ranks without a log line."""
+    """The milestones that ranks had reached when the log ended; ``missing`` are ranks that no line of NCCL names."""
 
     reached: dict[Milestone, tuple[int, ...]]
     missing: tuple[int, ...]
@@ -255,7 +255,7 @@ class RankProgress:
         """Return text that lists the ranks at each milestone, starting with the earliest milestone."""
         parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
         if self.missing:
-            parts.append(f"{ranks_of(self.missing)} are not in this log")
+            parts.append(f"NCCL's lines do not name {ranks_of(self.missing)}")
         return "; ".join(parts)
 
 

@@ -278,7 +278,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
                 text = f"on {rank.host} (process {rank.pid}) {what}" if rank.host else what
                 yield _ras_event(lines, f"Rank {rank.rank} ", state, text, rank.host, rank.rank)
             if not group.ranks:
-                yield _ras_event(lines, f"{group.size} ranks ", state, f"of {group.size} ranks {what}", None, None)
+                yield _ras_event(lines, f"{group.size} ranks ", state, f"{group.size} ranks {what}", None, None)
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
@@ -293,7 +293,8 @@ def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str
     statuses = sorted((entry for entry in communicator.groups if entry.topic == "status"), key=lambda entry: entry.size)
     for group in statuses[:-1]:
         state = RAS_STARTING if group.value == RAS_STARTING else RAS_LEFT
-        yield group, state, f"has status {group.value}, which the others have not"
+        has = "has" if group.ranks else "have"
+        yield group, state, f"{has} status {group.value}, which the others have not"
     for collective, groups in communicator.launched().items():
         most = groups[-1]
         for group in groups[:-1]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from nccl_doctor.logs.facts import Interface, LoggedProcess
 from nccl_doctor.logs.log import Cause, Event, Log, LoggedAddress, Reading, rank_of_file
-from nccl_doctor.logs.rule import BENIGN, Grade, LogRule
+from nccl_doctor.logs.rule import BENIGN, RAS_LINE, RECORDED, Grade, LogRule
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity, on
 from nccl_doctor.model.register import PACKAGE
 from nccl_doctor.text.hostlist import fold, ranks_of
@@ -245,15 +245,16 @@ class Advice:
     fix: Fix
 
 
-WITH_THE_HOSTS = "nccl-doctor check with the job's hosts file, or -w and their names"
-"""Command to suggest if a log names no host."""
+WITH_THE_HOSTS = "with the job's hosts file, or -w and their names"
+"""Arguments to suggest for a command of nccl-doctor if a log names no host."""
 THEN = "Then see what the hosts say:"
 
 
-def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Advice:
+def advise(message: str, summary: str, commands: tuple[Command, ...] = (), *, command: str = "check") -> Advice:
+    """Return advice; a summary that ends with a colon and has no commands names ``command`` without host names."""
     announced = summary.endswith(":")
     if announced and not commands:
-        summary = f"{summary[:-1]} ({WITH_THE_HOSTS})."
+        summary = f"{summary[:-1]} (nccl-doctor {command} {WITH_THE_HOSTS})."
     elif commands and not announced:
         summary = f"{summary} {THEN}"
     return Advice(message, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands))
@@ -304,19 +305,33 @@ def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
     return advice
 
 
+WAITS = "waits in "
+"""Beginning of the message for a rank that did not complete a recorded call."""
+
+
 def by_rank(case: Case) -> Advice:
     """Return advice with the state of up to three ranks, as reported by RAS or the flight recorder."""
-    words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
+    words = [_state(event) for event in case.cause.events[:3]]
     more = len(case.cause.events) - len(words)
+    calls = [event.message for event in case.cause.events if event.wording == RECORDED]
     look = "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it."
     if case.cause.name == "collective-mismatch":
         look = "Compare these calls: every rank must make the same ones in the same order, with the same sizes."
-    elif more + len(words) > 1 and len({event.message for event in case.cause.events}) == 1:
-        look = (
-            "No rank is behind: the data of that call does not arrive, or a kernel that was started before it on one "
-            "of the GPUs never ends. nccl-doctor hang tells more of a job that still runs."
-        )
+    elif calls and all(call.startswith(WAITS) for call in calls):
+        look = "Pass the dumps of all ranks to nccl-doctor logs: they show which rank is behind."
+        if len(calls) > 1:
+            look = (
+                "No rank is behind: the data of that call does not arrive, or a kernel that was started before it on "
+                "one of the GPUs never ends. nccl-doctor hang tells more of a job that still runs."
+            )
     return advise("; ".join(words) + (f"; and {more} more" if more > 0 else "") + ".", look, case.check())
+
+
+def _state(event: Event) -> str:
+    """Return a rank and its state; RAS's text about ranks that it does not name contains their number."""
+    if event.rank is None:
+        return event.message if event.wording == RAS_LINE else f"a rank {event.message}"
+    return f"{ranks_of([event.rank])} {event.message}"
 
 
 class PassStage(IntEnum):
@@ -390,8 +405,9 @@ class LogSigns:
             diagnosis takes precedence, the first one in alphabetical order is used.
         roles: roles of the diagnosis among the faults in a log.
         hint: grade that a hint of the diagnosis receives if the hint counts as a fault.
-        hint_beside: hints count as faults only if the log contains at least one of these faults; if empty, any fault
-            suffices.
+        hint_beside: hints count as faults if the log contains at least one of these faults (if empty, any fault), and
+            all its faults are among these or echo another rank's fault (:attr:`Role.NETWORK` allows all faults between
+            hosts instead). Hints also count as faults if the diagnosis is in :attr:`Scene.stuck`.
         weigh: function that returns the grade of a hint, used instead of ``hint`` and ``hint_beside``.
         passes: maps a stage to the function that processes a log's events; within a stage, passes run in alphabetical
             order of the diagnoses.

@@ -11,7 +11,7 @@ from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Cause, Event, Log, RankProgress, absent, rank_of_file, rank_progress
 from nccl_doctor.logs.prefix import decode, peel, quote
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.signs import MOST_LINES, Case, Role, having, signs
+from nccl_doctor.logs.signs import MOST_LINES, WITH_THE_HOSTS, Case, Role, having, signs
 from nccl_doctor.model.finding import (
     CheckResult,
     Consequence,
@@ -147,10 +147,10 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     spoke = {rank for rank, line in last.items() if rank is not None and "NCCL INFO" not in line.text}
     silent = absent(spoke, facts.world_size) if spoke and complete else ()
     job = f"The log of {plural(facts.world_size or len(facts.ranks), 'rank')}"
-    place = "shows no error and no end" if complete else "ends without an error before all had met"
+    place = "shows no error and no end" if complete else "ends without an error before all had their communicator"
     more = f"; after that {ranks_of(silent)} logged nothing" if silent else ""
     commands = Case(Cause(check.name, ()), log).check(command="hang")
-    look = ":" if commands else " (nccl-doctor hang with the job's hosts file, or -w and their names)."
+    look = ":" if commands else f" (nccl-doctor hang {WITH_THE_HOSTS})."
     return Diagnosis(
         code=check.code,
         name=check.name,

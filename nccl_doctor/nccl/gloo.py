@@ -42,14 +42,16 @@ def gloo_devices(
 ) -> tuple[Chosen, ...] | NcclFailure | None:
     """Return the devices to which gloo binds, or the reason why gloo fails to start.
 
-    The result has one device for each name in GLOO_SOCKET_IFNAME, which is a comma-separated list. If
-    GLOO_SOCKET_IFNAME is not set or has fewer than two characters, gloo uses the first local address to which the
-    host's own name resolves, or else 127.0.0.1. The result is None if it is unknown how the host's name resolves.
+    The result has one device for each name in GLOO_SOCKET_IFNAME, which is a comma-separated list. torch ignores a
+    comma at the end of the list. If GLOO_SOCKET_IFNAME is not set or has fewer than two characters, gloo uses the first
+    local address to which the host's own name resolves, or else 127.0.0.1. The result is None if it is unknown how the
+    host's name resolves.
     """
     value = variables.get(GLOO_SOCKET_IFNAME, "")
     if len(value) > 1:
-        devices = [exact(interfaces, name, f"{GLOO_SOCKET_IFNAME} names it") for name in value.split(",")]
-        for name, device in zip(value.split(","), devices, strict=True):
+        names = value.removesuffix(",").split(",")
+        devices = [exact(interfaces, name, f"{GLOO_SOCKET_IFNAME} names it") for name in names]
+        for name, device in zip(names, devices, strict=True):
             if device is None:
                 there = any(link.name == name for link in interfaces.links)
                 bare = f"{name!r} has no address, as a member of a bond or a bridge has none"

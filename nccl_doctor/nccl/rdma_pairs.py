@@ -22,6 +22,7 @@ from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.rdma import Nic, RdmaEntry, RdmaList, address_of, ip_of, is_usable, list_rdma, roce_version
 from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.variables import RAILS, integer
+from nccl_doctor.nccl.versions import VersionNumbers
 from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
 from nccl_doctor.snapshot.system import RdmaGid
 from nccl_doctor.text.inet import Address, Network, network_of
@@ -30,6 +31,7 @@ from nccl_doctor.text.inet import Address, Network, network_of
 EVERY_PAIR_UP_TO = 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 WHOLE = ("RoCE v2 IPv4", "RoCE v2 IPv6")  # kinds of GID that work across subnets
+PKEY_VALUE: VersionNumbers = (2, 31, 0)  # the first version in which NCCL_IB_PKEY_VALUE overrides NCCL_IB_PKEY
 LISTED = 2  # members of the listening device whose GIDs the other side receives
 
 
@@ -135,6 +137,8 @@ def _kind(entry: RdmaEntry) -> str:
 def _by_fabric(a: RdmaSide, here: RdmaEntry, b: RdmaSide, there: RdmaEntry) -> Talk:
     keys = []
     for side, entry in ((a, here), (b, there)):
+        if side.rdma.version >= PKEY_VALUE and side.rdma.variables.get("NCCL_IB_PKEY_VALUE"):
+            return Talk(Reachable.UNSURE, f"NCCL_IB_PKEY_VALUE selects the partition key on {side.host}")
         index = integer(side.rdma.variables, "NCCL_IB_PKEY", 0, side.rdma.version)
         table = dict(entry.port.pkeys)
         if table and index not in table:

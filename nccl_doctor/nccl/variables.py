@@ -15,7 +15,8 @@ NCCL parses numbers with ``strtoll(value, NULL, 0)``, which stops at the first i
 read as 1, and "010" is read as 8. NCCL versions before 2.32 read "true" as 0, and later versions use the default
 instead, as tests with the real libraries show (scripts/rdma-fuzz). If a number overflows, NCCL uses the default
 (``ncclLoadParam`` in src/misc/param.cc). If a variable accepts only certain words, NCCL ignores all other words.
-NCCL_IB_HCA has its own grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
+NCCL_ALGO and NCCL_PROTO are exceptions: from 2.24.3 on, NCCL fails with ncclInvalidUsage if the value contains other
+words. NCCL_IB_HCA has its own grammar (src/misc/utils.cc, ``parseStringList`` and ``matchIfList``).
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_DEBUG": ("NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"),
     "NCCL_LAUNCH_MODE": ("PARALLEL", "GROUP"),
     "NCCL_PROTO": ("LL", "LL128", "Simple"),
-    "NCCL_ALGO": ("Ring", "Tree", "CollNet", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
+    "NCCL_ALGO": ("Ring", "Tree", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
 }
 """Words that NCCL accepts as values, keyed by variable.
 
@@ -224,6 +225,15 @@ RANGES: dict[str, tuple[int, int]] = {
 """The smallest and the largest meaningful value of each variable. The value -2 is always allowed because it means "not
 set" in NCCL.
 """
+
+_TRAFFIC_CLASS: VersionNumbers = (2, 26, 2)
+"""The first NCCL version in which NCCL_IB_SL and NCCL_IB_TC are -1 by default.
+
+The value -1 means the communicator's traffic class, or 0 if the communicator has none.
+"""
+
+_STRICT_WORDS: VersionNumbers = (2, 24, 3)
+"""The first NCCL version that fails if NCCL_ALGO or NCCL_PROTO contains an unknown word (``parseList``)."""
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
 """Words for true and false that users might write where NCCL expects a number."""
@@ -322,7 +332,7 @@ def check_value(name: str, value: str, version: VersionNumbers = NEWEST) -> BadV
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" and name in register():
         return BadValue("treats the quotes as part of the value", "the value without quotes")
     if words := EXACT_WORDS.get(name) or WORDS.get(name):
-        return _judge_words(name, value, words)
+        return _judge_words(name, value, words, version)
     known = register().get(name)
     return _judge_number(name, value, version) if known is not None and known.type == "int" else None
 
@@ -355,6 +365,8 @@ def strtoll(value: str) -> tuple[int, str]:
 def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | None:
     number, rest = strtoll(value)
     low, high = RANGES.get(name, (_INT64.start, _INT64.stop - 1))
+    if name in ("NCCL_IB_SL", "NCCL_IB_TC") and version >= _TRAFFIC_CLASS:
+        low = -1
     allowed = f"a number from {low} to {high}" if name in RANGES else "a number"
     if value.strip().lower() in TRUTH:
         allowed += ": 1 for yes, 0 for no"
@@ -375,7 +387,7 @@ def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | 
     return None
 
 
-def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | None:
+def _judge_words(name: str, value: str, words: tuple[str, ...], version: VersionNumbers) -> BadValue | None:
     allowed = "one of " + ", ".join(words)
     if name in EXACT_WORDS:
         numbered = words is PATHS and value[0].isdigit()
@@ -384,9 +396,14 @@ def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | No
         return None if value.upper() in words else BadValue("ignores this value", allowed, may_change=True)
     if ":" in value or ";" in value:  # from 2.24: a list for each collective
         return None
-    known = {word.lower() for word in words}
+    known = {"", *(word.lower() for word in words)}  # strtok_r skips empty words
+    if version < (2, 14):  # later versions have CollNetDirect and CollNetChain instead
+        known.add("collnet")
     strange = [token for token in value.removeprefix("^").split(",") if token.lower() not in known]
-    return BadValue(f"does not recognize {strange[0]!r}", allowed, may_change=True) if strange else None
+    if not strange:
+        return None
+    fails = " and fails with ncclInvalidUsage" if version >= _STRICT_WORDS else ""
+    return BadValue(f"does not recognize {strange[0]!r}{fails}", allowed, may_change=True, is_fatal=bool(fails))
 
 
 def _judge_ifname(value: str) -> BadValue | None:

@@ -23,7 +23,7 @@ _PIDS = 12
 _CAUSES = {
     "listener": "is in use",
     "bound": "is in use by a socket that does not listen (ss -l does not show it)",
-    "outbound": "is the source port of an outgoing connection",
+    "outbound": "is in use by a connection, usually an outgoing one",
     "time-wait": "is still held by the kernel after a connection closed (TIME_WAIT)",
     "unknown": "can't be bound",
 }
@@ -160,7 +160,10 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
         yield wrap(f"Not ended: {refusal}.{_lifted(report)}")
     yield from _of_container(report)
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
-        yield ["To see the holder, as root:"]
+        quiet = (
+            " (ss lists sockets that do not listen since iproute2 6.8)" if report.cause in ("bound", "unknown") else ""
+        )
+        yield [f"To see the holder, as root{quiet}:"]
         yield [_command(_list_sockets(report.port))]
     if report.ends_by_itself:
         yield ["Wait for it:"]

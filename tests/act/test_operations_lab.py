@@ -132,13 +132,16 @@ def test_a_larger_shm_is_undone_whatever_lies_in_it(fresh_lab: Lab) -> None:
     assert state(host, larger) == before == ("4096",)
 
 
-def test_an_interface_comes_up(fresh_lab: Lab) -> None:
+def test_an_interface_comes_up_and_goes_down(fresh_lab: Lab) -> None:
     host = fresh_lab.host("node1")
     sh(host, "ip link add v1 type veth peer name v2")
     up = LinkUp("v1")
-    assert not up.holds(state(host, up))
+    before = state(host, up)
+    assert not up.holds(before)
     sh(host, up.line)
     assert up.holds(state(host, up))
+    sh(host, up.undo(before))
+    assert state(host, up) == before
 
 
 @pytest.mark.parametrize(

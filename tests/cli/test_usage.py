@@ -130,7 +130,7 @@ def saved(folder: Path, patch: dict[str, object]) -> str:
 TAKEN = {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}
 PRIVILEGED: dict[str, object] = {
     "cluster": {"master_port": 80},
-    "hosts": {"node1": {"facts": {"master_port": {"port": 80, "free": True}}}},
+    "hosts": {"node1": {"facts": {"master_port": {"port": 80, "free": True}, "identity": {"uid": 0}}}},
     "mesh": {"ports": {"node1": [80, 40001], "node2": [40002], "node3": [40003]}},
 }
 CODES: list[tuple[dict[str, object], list[str], int]] = [

@@ -422,6 +422,16 @@ def test_without_stacks_nothing_is_claimed() -> None:
     assert not told.complete
 
 
+def test_a_worker_server_that_the_script_does_not_start_is_not_called_unset() -> None:
+    job = Job()
+    job.told[0] = {"told": {"TORCH_WORKER_SERVER_SOCKET": "/tmp/worker"}}
+    off, name = "torch's worker server is off", "TORCH_WORKER_SERVER_SOCKET"
+    assert [line for line in report(job.snapshot).not_seen if "worker server" in line] == [
+        f"the flight recorder of rank 0: {off} ({name} is set, but the script does not use worker_main)",
+        f"the flight recorder of ranks 1-7: {off} ({name} is not set)",
+    ]
+
+
 def test_all_in_one_collective_and_nothing_more() -> None:
     assert judged(Job()) == ("unknown", [], [])
     assert said(Job()) == "No rank moved for 5 s, and the evidence does not show which rank the others wait for."

@@ -110,7 +110,7 @@ PROGRAMS = {
     "dkms": r"autoinstall",
     "lspci": r"-d (10de|1002):",
     "printenv": r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES( (CUDA|HIP|ROCR)_VISIBLE_DEVICES)*",
-    "nvidia-modprobe": r"-c 0 -u",
+    "nvidia-modprobe": r"-c 255( -c \d+)+|-u -c 0",
     "usermod": r"-aG render,video [A-Za-z0-9_][A-Za-z0-9_.-]*",
     "modprobe": r"nvidia_peermem|nvidia|amdgpu|ib_uverbs",
     "chmod": r"1777 /dev/shm|600 /\S+",

@@ -227,7 +227,7 @@ def test_checks_left_out_are_skipped_and_no_gap() -> None:
     [
         ("interfaces", "ifname_needed", "fires", "in"),
         ("ports", "firewall_blocks_port", "fires", "outside"),
-        ("processes", "container_differs", "fires-shm", "outside"),
+        ("processes", "container_differs", "fires-shm-podman", "outside"),
     ],
 )
 def test_commands_say_on_which_side_of_a_containers_wall_they_are_run(

@@ -35,6 +35,30 @@ LIBRARY = (
     "[E820 09:53:31.201 socket.cpp:1023] [c10d] The client socket has timed out after 300000ms while trying to connect "
     "to (0.0.0.0, 51216)."
 )
+QP = "n1:1:2 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state {}, next state {}"
+SHIM = "n1:1:1 [0] NCCL WARN NCCL/NET (shim) mismatch enforced: NCCL_IB_TC=104 (expected 52)"
+LIBUV = "RuntimeError: use_libuv was requested but PyTorch was built without libuv support"
+OVER_SHM = "n1:402:402 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"
+RAS = """\
+Errors
+  #0-0 (b8c5df6f1c1d3e2a) MISMATCH
+    Communicator ranks have different AllReduce operation counts
+    6 ranks have launched up to operation 6
+    2 ranks have launched up to operation 5"""
+RAS_STATUS = """\
+  #0-0 (b8c5df6f1c1d3e2a) INCOMPLETE
+    Communicator ranks have different status
+    30 ranks have status RUNNING
+    12 ranks have status ABORT"""
+WATCHDOG = "[rank{0}]:[E ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=1800000) ran for 1800012 milliseconds before timing out."
+TIMED_OUT = "\n".join(
+    (
+        "PyTorch version: 2.1.2+cu121",
+        *(START.format(host="n1", r=r).replace("nranks 2", "nranks 3").replace("START", "COMPLETE") for r in range(3)),
+        "[rank2]: step 5",
+        *map(WATCHDOG.format, range(2)),
+    )
+)
 MNNVL = "n1:1:2 [0] mnnvl.cc:60 NCCL WARN MNNVL (cliqueSize 64) is available but not working on this system. Check the IMEX channel"
 
 
@@ -60,6 +84,18 @@ CASES = {
     "Ray's memory": ("(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)", "out-of-memory", "Host memory", "RAY_memory_usage_threshold"),
     "UCX": ("rcache.c:985  UCX  ERROR failed to insert region 0x1 [0x0..0x0]: Invalid parameter", "gdr-p2p-fault", "directly", "nvidia-peermem"),
     "one host that begins": (f"{begun()}\n{IOMMU}", "rendezvous-timeout", "All 2 ranks on n1 began to initialize NCCL, but none completed", "iommu=pt"),
+    "a container that begins": (begun("0a1b2c3d4e5f"), "rendezvous-timeout", "All 2 ranks", "where the ranks hang (nccl-doctor hang with the job's hosts file"),
+    "a partition key": (QP.format("RESET", "INIT"), "ib-fault", "no partition key at the index NCCL_IB_PKEY (22)", "nccl-doctor ifname"),
+    "a GID": (QP.format("INIT", "RTR"), "ib-fault", "only one of the two GIDs contains an IPv4 address (22)", "nccl-doctor ifname"),
+    "a plugin's variables": (SHIM, "plugin-fault", "NCCL_IB_TC=104 (expected 52)", "set_nccl_env.sh of gIB"),
+    "libuv": (LIBUV, "libuv-missing", "built without libuv", "torchrun ignores USE_LIBUV"),
+    "shared memory": (
+        f"{begun().replace('START', 'COMPLETE')}\n{OVER_SHM}\n^C", "collective-timeout", "over shared memory",
+        "nvidia-smi topo -p2p r). From NCCL 2.24 on, also try NCCL_CUMEM_HOST_ENABLE=0: if the job goes on then, NCCL's shared host memory",
+    ),
+    "ranks behind that RAS does not name": (RAS, "collective-timeout", "2 ranks launched AllReduce 5 times, while 6 ranks have 6.", "Look at what the first"),
+    "a status of ranks that RAS does not name": (RAS_STATUS, "peer-died", "12 ranks have status ABORT, which the others have not.", "See on that host"),
+    "a timeout before torch's flight recorder": (TIMED_OUT, "collective-timeout", ". Rank 2 reported no timeout: look there first.", "To see it next time, run py-spy dump on every rank"),
     "hosts of unequal size": (
         f"{VERSION.format('2.31.2')}\n" + "\n".join(START.format(host=h, r=r).replace("nranks 2", "nranks 3") for h, r in (("n1", 0), ("n1", 1), ("n2", 2))),
         "rendezvous-timeout", "log ends", "deadlocks at startup if hosts have different numbers of ranks",
@@ -74,7 +110,7 @@ def test_the_reason_is_named(name: str) -> None:
     assert found.name == diagnosis
     assert said in found.message
     assert mends in found.fix.summary
-    for word in ("Xid", "CUDA_LAUNCH_BLOCKING", "had exited", "firewall", "until the timeout"):
+    for word in ("Xid", "CUDA_LAUNCH_BLOCKING", "had exited", "firewall", "until the timeout", "A rank of"):
         assert word not in f"{found.message} {found.fix.summary}"
 
 

@@ -25,7 +25,8 @@ def test_behind_and_missing() -> None:
     assert where.reached == {Milestone.INIT_START: (3,), Milestone.COMPLETE: (0, 1)}
     assert where.missing == (2,)
     assert where.phrase() == (
-        "rank 3 waited for the others in NCCL's bootstrap; ranks 0-1 had their communicator; rank 2 are not in this log"
+        "rank 3 waited for the others in NCCL's bootstrap; ranks 0-1 had their communicator; NCCL's lines do not name "
+        "rank 2"
     )
 
 
@@ -94,6 +95,23 @@ def test_the_files_of_ranks_show_who_fell_silent() -> None:
     verdict = diagnose([LogSource(f"rank{rank}.log", [text.encode()]) for rank, text in enumerate(texts)])
     (found,) = report(verdict, 0.1).diagnoses
     assert found.facts["silent"] == [2]
+
+
+def test_of_ranks_that_met_but_did_not_connect_the_log_says_no_more() -> None:
+    met = [f"n{rank}:1:2 [0] NCCL INFO Bootstrap timings total 0.2 (create 0.1)" for rank in range(2)]
+    text = "\n".join([*lines(started=(0, 1)), *met, *["loading"] * 9]).replace("nranks 4", "nranks 2")
+    (found,) = report(diagnose([LogSource("run.log", [text.encode()])]), 0.1).diagnoses
+    assert found.message == (
+        "The log of 2 ranks ends without an error before all had their communicator: ranks 0-1 had met and were "
+        "connecting their rings."
+    )
+
+
+def test_a_rank_that_only_others_than_nccl_name_is_not_said_to_be_absent() -> None:
+    closed = "n0:1:2 [0] misc/socket.cc:881 NCCL WARN socketProgress: Connection closed by remote peer n1<41234>"
+    text = "\n".join([*lines(started=(0, 1, 3)), "[rank2]: step 5", closed])
+    (found,) = report(diagnose([LogSource("run.log", [text.encode()])]), 0.1).diagnoses
+    assert found.message.endswith("why it exited. NCCL's lines do not name rank 2.")
 
 
 def test_nothing_without_lines_of_nccl() -> None:

@@ -36,7 +36,7 @@ def test_the_rank_that_did_not_wait_is_named() -> None:
     name, message = verdict(SIZE, *(line(rank, TIMED_OUT) for rank in (0, 1, 3)))
     assert (name, message) == (
         "collective-timeout",
-        "ranks 0-1,3 waited in a collective that timed out. The log shows nothing of rank 2: look there first.",
+        "ranks 0-1,3 waited in a collective that timed out. Rank 2 reported no timeout: look there first.",
     )
 
 

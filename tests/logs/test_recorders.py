@@ -6,11 +6,15 @@ import json
 import pickle
 from typing import Any, NamedTuple
 
+import pytest
+
 from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
 from nccl_doctor.logs.verdict import report
 from tests.each import each
 
-OPERATIONS = {"A": "all_reduce", "B": "broadcast", "G": "all_gather", "W": "barrier", "S": "_reduce_scatter_base"}
+OPERATIONS = {
+    "A": "all_reduce", "B": "broadcast", "G": "all_gather", "W": "barrier", "S": "_reduce_scatter_base", "T": "all_to_all",
+}  # fmt: skip
 TYPES = {"f": "Float", "i": "Int", "h": "BFloat16"}
 
 
@@ -154,3 +158,26 @@ def test_gathers_of_uneven_parts_agree() -> None:
     case = Recorded("gathers", {0: "G4f?", 1: "G8f?", 2: "G4f?"}, "", set(), "")
     (cause,) = judged(case, as_json=True).causes
     assert cause.name == "collective-timeout"
+
+
+@pytest.mark.parametrize(
+    ("calls", "advice"),
+    [
+        ({0: "A4f?", 1: "A4f?"}, "No rank is behind"),
+        ({0: "T4f?", 1: "T8f?"}, "No rank is behind"),
+        ({0: "A4f?"}, "Pass the dumps of all ranks"),
+        ({0: "A4f A4f?", 1: "A4f"}, "Look at what the first of them did"),
+    ],
+)
+@pytest.mark.parametrize("lines", [(212, 212), (212, 230)])
+def test_who_waits_is_not_said_to_be_waited_for(calls: dict[int, str], advice: str, lines: tuple[int, int]) -> None:
+    case = Recorded("", calls, "collective-timeout", set(), "")
+    sources = []
+    for rank, text in calls.items():
+        tree = dump(text.split(), case, first=0)
+        for entry in tree["entries"]:
+            entry["frames"] = [{"name": "step", "filename": "/home/u/train.py", "line": lines[rank]}]
+        sources.append(LogSource(f"trace_rank_{rank}", [pickle.dumps(tree)]))
+    (found,) = report(diagnose(sources), 0.0).diagnoses
+    assert found.name == case.name
+    assert found.fix.summary.startswith(advice)

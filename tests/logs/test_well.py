@@ -158,6 +158,13 @@ def test_what_the_driver_calls_non_fatal_is_no_cause(case: tuple[str, str, str])
     assert loud(text.format(fatal) + "\n" + died)[0][0] == "gpu-errors"
 
 
+def test_a_program_s_access_over_nvlink_is_no_cause() -> None:
+    line = "NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python\n"
+    died = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert loud(line.format(137) + died)[0][0] == "out-of-memory"
+    assert loud(line.format(74) + died)[0][0] == "gpu-errors"
+
+
 def test_ctrl_c_where_a_process_stood_in_a_collective_or_a_run_had_begun_is_told() -> None:
     stack = '  File "torch/distributed/distributed_c10d.py", line 4810, in barrier\n'
     assert loud(TRAINED + INTERRUPTED.replace("KeyboardInterrupt", stack + "KeyboardInterrupt"))

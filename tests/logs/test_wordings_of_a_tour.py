@@ -24,6 +24,12 @@ CASES = [
      "connection-refused", "this address refers to each host itself", "Use the master's address"),
     ("AssertionError: --batch-size 63 must be multiple of CUDA device count 2",
      "script-failed", "batch size 63, which does not divide evenly among 2 GPUs", "Use batch size 62 or 64."),
+    ("RuntimeError: makeDeviceForHostname(): unsupported gloo device",
+     "gloo-ifname-invalid", "torch found no gloo transport", "Unset GLOO_DEVICE_TRANSPORT"),
+    ("RuntimeError: [gloo/transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:17",
+     "hostname-loopback", "resolves to 127.x", "map the host's name to its real address"),
+    ("RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids ['a', 'b'] and 1 unique IP addresses",
+     "advertised-address-wrong", "several hosts give the same address", "SGLANG_HOST_IP for SGLang"),
 ]  # fmt: skip
 
 

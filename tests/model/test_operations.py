@@ -23,6 +23,7 @@ from nccl_doctor.model.operations.system import (
     ModuleLoad,
     ModulesBuild,
     NvidiaDevices,
+    NvidiaUnifiedMemory,
     Remount,
     ShmFolder,
     ShmMount,
@@ -82,7 +83,9 @@ UNDONE: list[tuple[Operation, StateLines, str | None]] = [
     (FileMode("600", ("/k", "/l")), ("644", "600"), "chmod 644 /k"),
     (ServiceStart("x"), ("disabled", "inactive"), "systemctl disable x && systemctl stop x"),
     (ServiceStart("x"), ("enabled", "failed"), "systemctl stop x"),
-    (LinkUp("eth1"), ("0x1002",), None),
+    (LinkUp("eth1"), ("0x1002",), "ip link set eth1 down"),
+    (LinkUp("eth1"), ("0x1003",), None),
+    (LinkUp("eth1"), ("garbage",), None),
     (ModuleLoad("x"), (), None),
 ]  # fmt: skip
 
@@ -142,7 +145,8 @@ EVERY: list[Operation] = [
     KubeApply("{}"),
     ServicePatch("a", "b"),
     ModulesBuild(),
-    NvidiaDevices(),
+    NvidiaDevices(2),
+    NvidiaUnifiedMemory(),
 ]
 
 
@@ -161,6 +165,11 @@ def test_a_text_is_one_line_that_a_shell_reads(operation: Operation) -> None:
     for text in (operation.line, operation.look):
         assert text is None or "\n" not in str(text)
         assert text is None or subprocess.run(["/bin/sh", "-n", "-c", str(text)], check=False).returncode == 0
+
+
+def test_nvidias_device_files_are_those_of_all_gpus() -> None:
+    """One for each GPU, and nvidiactl; -u would leave all of them out."""
+    assert str(NvidiaDevices(2).line) == "nvidia-modprobe -c 255 -c 0 -c 1"
 
 
 def test_operations_that_differ_in_peers_alone_are_of_one_kind() -> None:

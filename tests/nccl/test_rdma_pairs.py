@@ -193,6 +193,14 @@ def test_partition_keys_have_to_meet_one_of_them_as_a_full_member() -> None:
     assert met(beyond, side("B", [infiniband("mlx5_0")]))[0][3] is PairCause.PKEY
 
 
+def test_a_partition_key_by_its_value_leaves_it_open_since_2_31() -> None:
+    def both(version: tuple[int, int, int]) -> str:
+        variables = {"NCCL_IB_PKEY": "5", "NCCL_IB_PKEY_VALUE": "0x8001"}
+        return met(*(side(n, [infiniband("mlx5_0")], version=version, variables=variables) for n in "AB"))[0][2]
+
+    assert [both((2, 30, 7)), both((2, 31, 2))] == ["no", "unsure"]
+
+
 def test_infiniband_subnets_are_told_apart_by_their_prefix() -> None:
     other = infiniband("mlx5_0", prefix="fe80:0000:0000:0002")
     assert met(side("A", [infiniband("mlx5_0")]), side("B", [other]))[0][2:] == ("no", PairCause.NETWORK)

@@ -62,6 +62,29 @@ def test_from_2_32_on_a_value_without_a_number_is_the_default(value: str) -> Non
     assert reads == ["reads this value as 0", "uses its default"]
 
 
+@pytest.mark.parametrize(("name", "value"), [("NCCL_ALGO", "Ring,Star"), ("NCCL_PROTO", "^LL256")])
+def test_from_2_24_3_on_an_unknown_word_in_a_list_is_fatal(name: str, value: str) -> None:
+    """NCCL's parseList (src/graph/tuning.cc) returns ncclInvalidUsage for it; before, it skipped the word."""
+    old, new = (check_value(name, value, of) for of in ((2, 23, 4), (2, 24, 3)))
+    assert old is not None
+    assert new is not None
+    assert [old.is_fatal, new.is_fatal] == [False, True]
+    assert new.reads.endswith("fails with ncclInvalidUsage")
+
+
+def test_collnet_is_a_word_up_to_2_13() -> None:
+    assert check_value("NCCL_ALGO", "CollNet", (2, 13, 4)) is None
+    bad = check_value("NCCL_ALGO", "CollNet", (2, 14, 3))
+    assert bad is not None
+    assert "CollNet," not in bad.allowed
+
+
+@pytest.mark.parametrize("name", ["NCCL_IB_SL", "NCCL_IB_TC"])
+def test_from_2_26_on_minus_one_is_the_traffic_class_of_the_communicator(name: str) -> None:
+    assert [check_value(name, "-1", of) is None for of in ((2, 25, 1), (2, 26, 2))] == [False, True]
+    assert check_value(name, "-3", (2, 26, 2)) is not None
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -74,6 +97,7 @@ def test_from_2_32_on_a_value_without_a_number_is_the_default(value: str) -> Non
         ("NCCL_P2P_LEVEL", "NVL"),
         ("NCCL_P2P_LEVEL", "2"),
         ("NCCL_ALGO", "^ring,tree"),
+        ("NCCL_ALGO", "ring,"),
         ("NCCL_ALGO", "allreduce:tree;allgather:ring"),
         ("NCCL_SOCKET_IFNAME", "^=eth0,lo"),
         ("NCCL_SOCKET_IFNAME", "eth1:1"),

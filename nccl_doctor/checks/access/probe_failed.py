@@ -12,7 +12,7 @@ larger than the MTU of the path and ICMP messages are filtered. To confirm that 
 opens a second SSH connection on which the host sends only small packets. The loss is confirmed if, on the first SSH
 connection, the host's kernel keeps retransmitting the probe's answer but acknowledges nccl-doctor's packets.
 
-Fix: run `ssh HOST python3 -c 'print(1)'`, which must print 1 immediately. If the command works but the diagnosis
+Fix: run `ssh HOST "python3 -c 'print(1)'"`, which must print 1 immediately. If the command works but the diagnosis
 remains, please report a bug in nccl-doctor with the output of `nccl-doctor check -v`.
 
 References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
@@ -28,17 +28,18 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.access import ProbeFailed
 
 _LOGIN = (
-    "See whether ssh to the host runs a command ({python} -c 'print(1)') without waiting; the login shell, its "
-    "start-up files or a forced command prevent it."
+    "See whether ssh to the host runs a command such as hostname without waiting; the login shell, its start-up files "
+    "or a forced command prevent it."
 )
 _STARTED = (
     "See whether {python} -c 'print(1)' works on the host, and whether the host is out of memory or processes or its "
     "disk hangs. If none of this explains it, report this with the output of check -v."
 )
 _LARGE = (
-    "Short packets pass between this machine and the host, but long ones might not: test with ping -M do -s 1472 from "
-    "either side. If the pings are lost, lower the interface's MTU (ip link set dev NAME mtu 1400, as root), or have "
-    "ICMP allowed on the path. If not, see whether the host is out of memory or processes or its disk hangs."
+    "Short packets pass between this machine and the host, but long ones might not: test with ping -M do -s 1472 "
+    "(8972 with an MTU of 9000) from either side. If the pings are lost, lower the interface's MTU (ip link set dev "
+    "NAME mtu 1400, as root), or have ICMP allowed on the path. If not, see whether the host is out of memory or "
+    "processes or its disk hangs."
 )
 _SAID = {
     r"(?i)password change required|password has expired|change your password": "The user's password has expired: ssh "

@@ -4,8 +4,9 @@ What it means: the host is up and has the expected host key, but it accepts none
 nccl-doctor connects to many hosts at once, it never asks for a password or passphrase. A launcher such as mpirun can't
 ask for a password either.
 
-How we know: nccl-doctor offered the user's keys in OpenSSH's order (configured identity file, the agent's keys, default
-files in ~/.ssh), and the server refused each offered key. The evidence lists the offered keys, unused keys (such as
+How we know: nccl-doctor offered the key from the hosts file first, if there is one, and then the user's keys in
+OpenSSH's order (keys of the agent that match a configured identity file, other keys of the agent, keys that are only in
+files). The server refused each offered key. The evidence lists the offered keys, unused keys (such as
 passphrase-protected keys that are not in the agent), and the authentication methods that the server accepts.
 
 If a server accepts a key but then disconnects, it does not allow this account to log in. Either the account has expired

@@ -4,14 +4,15 @@ What it means: nccl-doctor could not connect to sshd on the host, and therefore 
 that starts ranks over SSH will fail in the same way. If the host is down, its ranks will be missing from the job.
 
 How we know: nccl-doctor resolves the host's name (getaddrinfo), opens a TCP connection to the host's SSH port, and
-waits for sshd's banner. The message shows which step of the connection failed. If the connection is refused, the host
-is up, but sshd does not listen on the port. "No route to host" means that the host is down or a firewall's REJECT rule
-blocks the connection. If the connection attempt gets no answer, the host is down or a firewall's DROP rule discards the
-packets. Other possible failures are an unresolved host name, a silent sshd, a connection that is closed before the
-banner, and an sshd that supports only obsolete algorithms. If sshd closes a connection before sending its banner, the
-usual reason is the MaxStartups limit. With the default MaxStartups of 10:30:100, sshd starts to drop new connections at
-random when ten connections are waiting for authentication. If the server closes the connection, nccl-doctor tries again
-with increasing delays before it reports the fault. If nccl-doctor's machine gets no answer from the host, two other
+waits for sshd's banner. The message shows which step of the connection failed. If the connection is refused, either
+sshd does not listen on the port, or a firewall's REJECT rule answers in place of sshd. "No route to host" means that
+the host is down or a firewall rejects the connection with an ICMP "prohibited" message (as firewalld does). If the
+connection attempt gets no answer, the host is down or a firewall's DROP rule discards the packets. Other possible
+failures are an unresolved host name, a silent sshd, a connection that is closed before the banner, and an sshd that
+supports only obsolete algorithms. If sshd closes a connection before sending its banner, the usual reason is the
+MaxStartups limit. With the default MaxStartups of 10:30:100, sshd starts to drop new connections at random when ten
+connections are waiting for authentication. If the server closes the connection, nccl-doctor tries again with increasing
+delays before it reports the fault. If the host refuses nccl-doctor's connection or does not answer, up to two other
 hosts try to connect to the host's SSH port. If another host gets an answer, the unreachable host is up, but
 nccl-doctor's machine is cut off from it.
 
@@ -42,7 +43,8 @@ _SUMMARY = {
     "invalid-name": "Correct the address or the SSH user in the hosts file.",
     "name-unresolved": "Correct the name, or give the host's address in the hosts file; or make the name known to this "
     "machine and the other hosts, or to the jump host where that looks it up (DNS or /etc/hosts).",
-    "refused": "Start sshd on the host, or give the port that it listens on, under ssh: port in the hosts file.",
+    "refused": "Start sshd on the host, or give the port that it listens on, under ssh: port in the hosts file. If "
+    "sshd listens on this port, find the firewall rule that rejects the connections.",
     "timed-out": "Check that the host is up, that its address is right, and that no firewall drops connections "
     "to the SSH port.",
     "no-route": "Check that the host is up and that no firewall on it or before it rejects connections to the "
@@ -62,7 +64,8 @@ _SUMMARY = {
     "stalled": "The host answers, so no rule drops the connection. If ssh to it takes as long, try again with "
     "--connect-timeout 60; the host's sshd log (journalctl -u ssh -u sshd) shows what the login waits for (a name "
     "service, PAM, a home directory that hangs). The handshake also hangs if the path loses large packets: then "
-    "ping -M do -s 1400 gets no answer but ping -s 100 does, and a smaller MTU at both ends helps.",
+    "ping -M do -s 1472 (8972 with an MTU of 9000) gets no answer but ping -s 100 does, and a smaller MTU at both "
+    "ends helps.",
     "proxy": "Correct the ProxyCommand in ~/.ssh/config.",
     "forwarding": "Set AllowTcpForwarding yes (or local) in the jump host's sshd_config and reload sshd.",
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows its effect.",
@@ -94,10 +97,10 @@ def _from_peers(view: View, failure: SshUnreachable) -> str:
         what = refusal if is_refused else ", but the SSH port is reachable from {}"
         apart = f"{here} and {fold(cut_off)} are" if cut_off else f"only {here} is"
         return f"{what.format(fold(up))}: the host is up, and {apart} cut off from it"
-    reason = ": no sshd is listening on the SSH port" if is_refused else ""
+    reason = ": no sshd is listening on the SSH port, or a firewall rejects the connections" if is_refused else ""
     if refused:
         means = f" from {here} and from" if is_refused else ", but refused connections from"
-        return f"{means} {fold(refused)}: no sshd is listening on the SSH port"
+        return f"{means} {fold(refused)}: no sshd is listening on the SSH port, or a firewall rejects the connections"
     return f"{reason}, and {fold(cut_off)} can't reach the host either" if cut_off else reason
 
 

@@ -7,8 +7,9 @@ only if the job is started from nccl-doctor's machine.
 
 How we know: nccl-doctor starts `srun --jobid=ID --overlap -w NODE -N1 -n1` for each node, and the step should first
 print a marker. If srun fails, the evidence quotes srun's error message and shows the node state that Slurm's controller
-reports. If no marker arrives within the time limit (`--connect-timeout`, 15 s by default), squeue shows whether the
-step exists. The corresponding message in a log is "srun: error: Unable to create step".
+reports. If no marker arrives within the time limit (`--connect-timeout`, by default 15 s, or 120 s if the step starts
+in a container), squeue shows whether the step exists. The corresponding message in a log is "srun: error: Unable to
+create step".
 
 Fix: follow the instructions in the diagnosis, which depend on the cause.
 

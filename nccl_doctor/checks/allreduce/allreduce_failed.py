@@ -1,7 +1,8 @@
 """A rank failed or was killed during the all-reduce.
 
 What it means: the job would fail in the same way as nccl-doctor's all-reduce. The ranks of the all-reduce used the
-interpreter and variables from the hosts file, and the master address and port that torchrun would use.
+interpreter and variables from the hosts file, and the master address that torchrun would use. In `check`, the ranks
+used a free port of the master instead of the master port, which `check` tests separately.
 
 How we know: a rank was killed by a signal, reported an exception, or ended without a message. A failure is also
 reported if a host's launcher process (which imports torch and forks the ranks) ended, or if the connection to the

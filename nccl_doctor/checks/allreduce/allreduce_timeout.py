@@ -3,11 +3,14 @@
 What it means: the job would hang in the same place until NCCL or gloo times out after 10 to 30 minutes.
 
 How we know: on every host, a launcher process imported torch and forked the ranks. The launcher used the interpreter
-and the variables from the hosts file. The ranks had the variables that torchrun would set, including the master address
-and port. Each rank reported the stages that it reached (started, torch imported, store reached, process group up, first
-all-reduce, sizes measured, done). Importing torch has a limit of 120 s. The time limit for the all-reduce
-(`--smoke-timeout`) starts when all hosts have imported torch. Each rank that had not finished wrote its Python stack
-before nccl-doctor terminated the rank. The report names the ranks that show the clearest sign of a fault:
+and the variables from the hosts file. The ranks had the variables that torchrun would set, including the master
+address. In `check`, MASTER_PORT was a free port of the master, because `check` tests the master port separately. Each
+rank reported the stages that it reached (started, torch imported, store reached, process group up, first all-reduce,
+sizes measured, done). Importing torch has a limit of 120 s. As soon as one rank has imported torch, the other ranks
+must finish their imports within `--smoke-timeout` or twice the time that the first import took, whichever is longer.
+The time limit for the all-reduce (`--smoke-timeout`) starts when all hosts have imported torch. Each rank that had not
+finished wrote its Python stack before nccl-doctor terminated the rank. The report names the ranks that show the
+clearest sign of a fault:
 
 - ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, an
   unresponsive driver),
@@ -15,10 +18,10 @@ before nccl-doctor terminated the rank. The report names the ranks that show the
 - ranks that run other code while all others wait in a collective,
 - ranks that reached fewer stages than others.
 
-If ranks did not reach the store, either the master port can't be reached or rank 0 never opened it. If the process
-group did not come up, the ranks can't connect to each other. If the first all-reduce did not finish, the data
-connections do not work, for example because of a wrong interface, a firewall that blocks ephemeral ports, or an RDMA
-fault.
+If ranks did not reach the store, either the store's port can't be reached or rank 0 never opened it. With gloo, the
+ranks connect to each other when the process group is created. With NCCL, the ranks connect only in the first
+all-reduce. If the ranks can't connect, possible causes are a wrong interface, a firewall that blocks ephemeral ports,
+and an RDMA fault.
 
 If no rank shows a sign of a fault and the job has three or more hosts, the all-reduce is repeated in groups of hosts.
 `nccl-doctor check` repeats the all-reduce automatically, but `nccl-doctor smoke` repeats it only with `--isolate`. The

@@ -5,10 +5,10 @@ faulty driver, and peer-to-peer transfers that an IOMMU or PCIe ACS redirects.
 
 How we know: every rank filled its buffer with values that depend on the rank and on the position in the buffer. A
 missing rank, a duplicate rank or data at a wrong position would change the sum. A small all-reduce was repeated with
-each rank alone and with each pair of neighbouring ranks. The diagnosis names a rank whose sum is wrong when the rank is
-tested alone or with each of its two neighbours. If no single rank can be identified and only one pair of ranks has a
-wrong sum, the diagnosis names this pair. If neither a rank nor a pair can be identified, the diagnosis names all ranks
-whose sums were wrong.
+each of the first 64 ranks alone and with each pair of neighbouring ranks among them. The diagnosis names a rank whose
+sum is wrong when the rank is tested alone or with each of its two neighbours. If no single rank can be identified and
+only one pair of ranks has a wrong sum, the diagnosis names this pair. If neither a rank nor a pair can be identified,
+the diagnosis names all ranks whose sums were wrong.
 
 Fix: on hosts with GPUs, run the check again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`. If the sum is correct
 without P2P, check the IOMMU and ACS settings of the host. On hosts without GPUs, test the memory.

@@ -116,10 +116,12 @@ def _rank(judged: JudgedLine, nodes: str | None, rank: str | None) -> Iterator[s
     """Yield a fault if the launch command's node rank is missing or does not fit the number of nodes."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
-        yield "--no_ssh is given without --node_rank, so every host regards itself as node 0"
+        yield "--no_ssh is given without --node_rank, so deepspeed exits immediately"
     if line.is_ranked and count > 1 and "node_rank" not in line.lost and (nodes is not None or not line.table.engine):
         if rank is None:
-            yield "without a node rank, every host regards itself as node 0"
+            failing = "accelerate uses the rank in its config file or fails"
+            same = "every host regards itself as node 0"
+            yield f"without a node rank, {failing if line.launcher == 'accelerate' else same}"
         elif not is_number(rank) or int(rank) >= count:
             yield f"node rank {rank} is not in the range from 0 to {count - 1}"
 

@@ -7,12 +7,13 @@ NCCL ignores an unknown keyword. In NCCL's config file, quotes and spaces are pa
 How we know: the value is compared with the type, keywords and range that NCCL's source defines for the variable, and
 with the result of strtoll. NCCL_COMM_ID must consist of an address and a port, and the address must be on one of the
 host's subnets. NCCL_HOSTID must differ between machines, which nccl-doctor identifies by their boot IDs. If two
-machines have the same NCCL_HOSTID, NCCL treats them as one machine. NCCL then fails with "Duplicate GPU detected", or
-fails to open shared memory. The value of a TORCH_NCCL_ or TORCH_FR_ variable must be a number or a Boolean (1, true,
-yes, 0, false, no), depending on the variable. If a TORCH_NCCL_ or TORCH_FR_ variable has an invalid or empty value,
-torch fails with "Invalid value for environment variable", hangs or aborts. TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or
-DETAIL. Since torch 2.15, the backend name "nccl" selects the nccl2 backend unless TORCH_DIST_USE_NCCL2=0 is set. The
-nccl2 backend does not read some of the TORCH_NCCL_ variables when it starts.
+machines have the same NCCL_HOSTID, NCCL treats them as one machine. NCCL then fails with "Duplicate GPU detected"
+(since NCCL 2.30, "Multiple Ranks are using the same GPU"), or fails to open shared memory. Most TORCH_NCCL_ and
+TORCH_FR_ variables must be a number or a Boolean (1, true, yes, 0, false, no). Variables that are paths, such as
+TORCH_FR_DUMP_TEMP_FILE, are not checked. If a variable that must be a number or a Boolean has an invalid or empty
+value, torch fails with "Invalid value for environment variable", hangs or aborts. TORCH_DISTRIBUTED_DEBUG must be OFF,
+INFO or DETAIL. Since torch 2.15, the backend name "nccl" selects the nccl2 backend unless TORCH_DIST_USE_NCCL2=0 is
+set. The nccl2 backend does not read some of the TORCH_NCCL_ variables when it starts.
 
 Fix: correct the value in the place that the report names (the hosts file, the SSH environment, or a line of NCCL's
 config file).

@@ -2,7 +2,8 @@
 
 What it means: NCCL ignores unknown variables without a warning. A misspelt variable such as NCCL_SOCKET_IFNAMES or
 NCCL_IB_DISABLED has no effect, and the job runs with the default. There is no NCCL_TIMEOUT variable, because the time
-limit for collectives is an argument of torch's init_process_group. NCCL has no variable that sets its ports.
+limit for collectives is an argument of torch's init_process_group. NCCL has no variable that sets the range of its
+ports, which come from net.ipv4.ip_local_port_range.
 
 How we know: nccl-doctor has a list of all variables in the source of NCCL 2.3 to 2.30 and in the libraries of NCCL 2.31
 and 2.32. For each variable, the list shows the first and the last NCCL release that reads it. Variables with the prefix

@@ -6,12 +6,12 @@ the master address, a loopback --dist-url and the batch size.
 
 How we know: a log contains the launcher's error message ("torchrun: error: argument --nproc-per-node: expected one
 argument"). Before the job starts, nccl-doctor parses the launch command as its launcher would, without running the
-command. Supported launchers are torchrun, torch.distributed.launch, accelerate, deepspeed, mpirun and srun. Options of
-the script, such as --dist-url, --rank, --batch-size and --device, are also checked. The launch command is compared with
-the number of hosts, their GPUs, the tested master address and port, and the options that each host's launcher accepts.
-The accepted options are read from the launcher's source (torch/distributed/run.py), without running the launcher. A
-batch size that is not divisible by the number of ranks yields only a warning, because some scripts apply the batch size
-to each rank.
+command. Supported launchers are torchrun, torch.distributed.launch, accelerate, deepspeed, mpirun and srun. The
+commands of vLLM, SGLang and Ray are also checked. Options of the script, such as --dist-url, --rank, --batch-size and
+--device, are also checked. The launch command is compared with the number of hosts, their GPUs, the tested master
+address and port, and the options that each host's launcher accepts. The accepted options are read from the launcher's
+source (torch/distributed/run.py), without running the launcher. A batch size that is not divisible by the number of
+ranks yields only a warning, because some scripts apply the batch size to each rank.
 
 Fix: run the corrected launch command that the report shows. If the hosts need different commands, the report shows one
 command for each host.

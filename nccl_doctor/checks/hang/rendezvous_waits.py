@@ -2,7 +2,8 @@
 
 What it means: torchrun starts the ranks only when all nodes that --nnodes requires have joined the rendezvous. All
 nodes must use the same address, port and --rdzv_id. Without a rendezvous backend, each node needs its own --node_rank.
-If nodes are missing, torchrun waits without printing a message, for ten minutes by default.
+If nodes are missing, torchrun waits without printing a message, for ten minutes by default. With the c10d backend, a
+node that can't reach the store fails after 60 s with RendezvousConnectionError.
 
 In init_process_group, each rank needs its own RANK, and all ranks need the same MASTER_ADDR, MASTER_PORT and
 WORLD_SIZE.

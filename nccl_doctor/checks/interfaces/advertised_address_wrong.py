@@ -167,7 +167,8 @@ def _fault(
     if address is None or parsed is None:
         return f"will advertise {advertised.address}, which does not resolve on that host"
     if parsed.is_unspecified:
-        return f"will advertise {advertised.address}, an unusable address, because the host has no route to 8.8.8.8"
+        why = f"{advertised.by} is set to this address" if advertised.by else "the host has no route to 8.8.8.8"
+        return f"will advertise {advertised.address}, an unusable address, because {why}"
     if parsed.is_loopback:
         return "will advertise a loopback address, at which every host reaches only itself"
     return _of_peers(view, host_nccl, advertised, address, right)
@@ -285,7 +286,7 @@ def _advice(case: Case) -> Advice:
         f"{_message(case)}.",
         "Give every host its own address on the job's network: VLLM_HOST_IP, a different one on each host, before ray "
         "start and in the engine's environment (ray start --node-ip-address; VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL; "
-        "--dist-init-addr for SGLang). The hosts reach each other at these addresses:",
+        "SGLANG_HOST_IP for SGLang). The hosts reach each other at these addresses:",
         ifname_command(case),
     )
 

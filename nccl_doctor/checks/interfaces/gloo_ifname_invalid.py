@@ -1,4 +1,4 @@
-"""GLOO_SOCKET_IFNAME names an interface that does not exist on the host or that no other host can reach.
+"""GLOO_SOCKET_IFNAME names an interface that does not exist on the host or that other hosts can't reach.
 
 What it means: gloo does not support prefixes, "^" or "=". With a value copied from NCCL_SOCKET_IFNAME, the job might
 therefore fail with "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and many jobs use gloo for
@@ -9,11 +9,14 @@ interfaces docker0 and lo are wrong choices because they usually have the same a
 
 How we know: the value of GLOO_SOCKET_IFNAME that the job will use is compared with the host's interfaces that have an
 address. A comma-separated list names several interfaces, each of which must exist. Routes, duplicate addresses and the
-connections of the port test show whether the other hosts can reach an address.
+connections of the port test show whether the other hosts can reach an address. In a log, the message "unsupported gloo
+device" has another cause: torch has no gloo transport with the name in GLOO_DEVICE_TRANSPORT, or no gloo transport at
+all, as in torch 2.8 and 2.9 on Windows.
 
-Fix: set the complete name of the interface, without "=" or "^".
+Fix: set the complete name of the interface, without "=" or "^". If the log says "unsupported gloo device", unset
+GLOO_DEVICE_TRANSPORT.
 
-See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGloo.cpp.
+See gloo/transport/tcp/device.cc (lookupAddrForIface), and torch's ProcessGroupGloo.cpp and GlooDeviceFactory.cpp.
 """
 
 from collections.abc import Collection, Mapping
@@ -72,8 +75,8 @@ def gloo_ifname_invalid(view: View) -> Findings:
     for value, hosts in failed.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} matches no interface that has an address, "
-            "so gloo will not start.",
+            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} names an interface that does not exist or "
+            "has no address, so gloo will not start.",
             evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
             facts={GLOO_SOCKET_IFNAME: value},
             fix=_fix(view, hosts),
@@ -93,9 +96,9 @@ def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
 
 
 def _unreachable(view: View) -> Findings:
-    """Yield one finding for each GLOO_SOCKET_IFNAME that makes gloo advertise an address which peers can't reach."""
+    """Yield findings for each GLOO_SOCKET_IFNAME that makes gloo advertise an address which peers can't reach."""
     nccl = view.nccl
-    lost: dict[str, dict[str, tuple[str, str]]] = {}
+    lost: dict[tuple[str, str], dict[str, tuple[str, str, tuple[str, ...]]]] = {}
     values: dict[str, str] = {}
     addresses: dict[str, str] = {}
     for host, facts in view.facts:
@@ -119,16 +122,26 @@ def _unreachable(view: View) -> Findings:
         reaches = {peer: verdict.answer is not Reachable.NO for peer, verdict in verdicts.items()}
         asked = {peer: addresses[peer] for peer in (name, *verdicts) if peer in addresses}
         missing = lost_to(name, asked, partial(_may, reaches))
-        if missing:
-            why = "it leads every host to itself" if address_of(address).is_loopback else verdicts[missing[0]].why
-            lost.setdefault(value, {})[name] = address, f"{fold(missing)} dial{'s' * (len(missing) == 1)} it: {why}"
-    for value, hosts in lost.items():
-        targets = ", ".join(dict.fromkeys(address for address, _ in hosts.values()))
+        target = address_of(address)
+        foreign = tuple(peer for peer in missing if address_of(asked[peer]).version != target.version)
+        if foreign:
+            fault, missing = f"but gloo uses IPv{address_of(asked[foreign[0]]).version} on {{}}", foreign
+            why = "gloo can't mix address families"
+        elif missing:
+            why = "it leads every host to itself" if target.is_loopback else verdicts[missing[0]].why
+            why = f"{fold(missing)} dial{'s' * (len(missing) == 1)} it: {why}"
+            fault = "which {} can't reach" if any(reaches.values()) else "which no other host can reach"
+        else:
+            continue
+        lost.setdefault((value, fault), {})[name] = address, why, missing
+    for (value, fault), hosts in lost.items():
+        targets = ", ".join(dict.fromkeys(address for address, _, _ in hosts.values()))
+        peers = {missing for _, _, missing in hosts.values()}
         yield Finding(
             hosts=tuple(hosts),
-            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} makes gloo advertise {targets}, which no "
-            "other host can reach.",
-            evidence=folded((host, f"{address}: {why}") for host, (address, why) in hosts.items()),
+            message=f"On {fold(hosts)}, {GLOO_SOCKET_IFNAME}={quoted(value)} makes gloo advertise {targets}, "
+            f"{fault.format(fold(*peers) if len(peers) == 1 else 'some other hosts')}.",
+            evidence=folded((host, f"{address}: {why}") for host, (address, why, _) in hosts.items()),
             facts={GLOO_SOCKET_IFNAME: value},
             # beside NCCL, gloo may only be used for small messages
             severity=None if is_without_gpus(view) else Severity.WARNING,
@@ -136,7 +149,18 @@ def _unreachable(view: View) -> Findings:
         )
 
 
+_NO_TRANSPORT = r"makeDeviceFor(?:Interface|Hostname)\(\): unsupported gloo device"
+"""Pattern for torch's error if it has no gloo transport (GlooDeviceFactory.cpp)."""
+
+
 def _advice(case: Case) -> Advice:
+    if case.first.wording == _NO_TRANSPORT:
+        return advise(
+            f"torch found no gloo transport on {case.who}: GLOO_DEVICE_TRANSPORT names one that this torch lacks, or "
+            "this torch has none.",
+            "Unset GLOO_DEVICE_TRANSPORT, or set it to TCP. On Windows, some versions of torch, such as 2.8 and 2.9, "
+            "have no gloo transport: use another version.",
+        )
     name = case.address.iface or case.address.ip or "the name that it was given"
     return advise(
         f"gloo finds no address for {name} on {case.who}: GLOO_SOCKET_IFNAME must be the exact name of an interface, "
@@ -146,7 +170,7 @@ def _advice(case: Case) -> Advice:
     )
 
 
-# Gloo finds no address for the given interface name.
+# gloo finds no address for the given interface name, or torch has no gloo transport.
 RULES = (
     root(
         r"Unable to find address for:? ?(?P<iface>[A-Za-z0-9._=^,@-]+)",
@@ -159,10 +183,7 @@ RULES = (
         "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:208] rv != -1. Unable to find interface for: "
         "10.2.0.9",
     ),
-    root(
-        r"makeDeviceFor(?:Interface|Hostname)\(\): unsupported gloo device",
-        "RuntimeError: makeDeviceForInterface(): unsupported gloo device",
-    ),
+    root(_NO_TRANSPORT, "RuntimeError: makeDeviceForInterface(): unsupported gloo device"),
 )
 
 SIGNS = LogSigns(RULES, _advice)

@@ -1,7 +1,8 @@
 """A machine is listed twice in the hosts file under two different addresses.
 
 What it means: the job has one more node than there are machines. If the machine has GPUs, both nodes use the same GPUs,
-and NCCL fails with "Duplicate GPU detected". If the machine has no GPUs, the ranks of both nodes share its cores and
+and NCCL fails: up to version 2.29 with "Duplicate GPU detected", and in later versions with "Multiple Ranks are using
+the same GPU/Partition" or a similar message. If the machine has no GPUs, the ranks of both nodes share its cores and
 NIC, and both nodes might need the master port.
 
 How we know: for two entries of the hosts file, nccl-doctor found the same boot ID and the same interface addresses. If
@@ -11,7 +12,7 @@ intentional and are not reported.
 Fix: remove one of the entries. If two nodes on one machine are intended, give both entries the same address and
 different `cuda_visible_devices`.
 
-References: NCCL's init.cc: "Duplicate GPU detected". proc_sys_kernel(5): random/boot_id.
+References: src/init.cc in NCCL's source; proc_sys_kernel(5): random/boot_id.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS

@@ -58,8 +58,8 @@ def _advice(case: Case) -> Advice:
     return advise(
         f"gloo connected to {case.target if case.address.ip else 'a loopback address'} instead of another host: a "
         "host's own name resolves to 127.x there, and the host advertised that address.",
-        "Remove the host's name from the 127.0.1.1 line of /etc/hosts, or set GLOO_SOCKET_IFNAME on every host. To see "
-        "which:",
+        "In /etc/hosts, map the host's name to its real address instead of 127.0.1.1, or set GLOO_SOCKET_IFNAME on "
+        "every host. To see which:",
         case.check(),
     )
 

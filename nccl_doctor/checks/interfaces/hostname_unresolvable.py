@@ -1,8 +1,10 @@
 """A name that the job uses does not resolve on a host.
 
-What it means: every rank looks up the master address. If the lookup fails, the rank fails with "The IPv4 network
-addresses of (…) cannot be retrieved (gai error: -2 - Name or service not known)". On a host that can't resolve its own
-name, gloo falls back to 127.0.0.1, which the other hosts can't reach (hostname-loopback explains when this matters).
+What it means: every rank looks up the master address. If the lookup fails, torch warns "The IPv6 network addresses of
+(…) cannot be retrieved (gai error: -2 - Name or service not known)" and repeats the lookup. After the timeout, the rank
+fails with "The client socket has timed out". In older versions of torch, the rank fails with "The IPv4 network
+addresses of (…) cannot be retrieved". On a host that can't resolve its own name, gloo falls back to 127.0.0.1, which
+the other hosts can't reach (hostname-loopback explains when this matters).
 
 How we know: each host calls getaddrinfo(3) for the master address, for every host's address in the hosts file, and for
 the host's own name. If a name is defined only in ~/.ssh/config (Host, HostName) on the machine that runs nccl-doctor,

@@ -9,8 +9,8 @@ How we know: in a short-lived process with the job's environment variables, the 
 which contains the address of the interface. nccl-doctor's model made its prediction from the same addresses, variables
 and NCCL version.
 
-Fix: please report the unexpected result as a bug in nccl-doctor, and attach the snapshot that `nccl-doctor check
---save` writes.
+Fix: if libnccl failed, find the cause of its error first. Please also report the unexpected result as a bug in
+nccl-doctor, and attach the snapshot that `nccl-doctor check --save` writes.
 """
 
 from nccl_doctor.checks.view import Findings, View, check, folded
@@ -20,12 +20,18 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD218", severity=Severity.INFO)
 def ifname_model_differs(view: View) -> Findings:
-    pictures = view.nccl.by_host
-    if differing := {name: entry.disagreement for name, entry in pictures.items() if entry.disagreement is not None}:
+    differing: dict[bool, dict[str, str]] = {}
+    for name, entry in view.nccl.by_host.items():
+        if entry.disagreement is not None:
+            differing.setdefault(entry.source == "model", {})[name] = entry.disagreement
+    for failed, hosts in differing.items():
+        problem = "failed although" if failed else "did not choose the interface that"
+        cause = "Find the cause of libnccl's error first, because NCCL might fail in the job in the same way."
         yield Finding(
-            hosts=tuple(differing),
-            message=f"On {fold(differing)}, libnccl did not choose the interface that nccl-doctor predicted.",
-            evidence=folded(differing.items()),
-            facts=dict(differing),
-            fix="The job needs no change. Please report this, with a snapshot from check --save.",
+            hosts=tuple(hosts),
+            message=f"On {fold(hosts)}, libnccl {problem} nccl-doctor predicted{' an interface' if failed else ''}.",
+            evidence=folded(hosts.items()),
+            facts=dict(hosts),
+            fix=f"{cause if failed else 'The job needs no change.'} Please report this, with a snapshot from check "
+            "--save.",
         )

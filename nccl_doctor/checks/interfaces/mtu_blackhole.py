@@ -12,7 +12,7 @@ arrived the second time, the path loses packets of any size (see round-trip-long
 Fix: lower the MTU of the interfaces to the path's MTU (1500, or 1450 inside a tunnel), or raise the MTU of the
 switches. Allow ICMP "fragmentation needed" messages on the path.
 
-See RFC 2923, and NVIDIA/nccl issues 1524, 1957 and 2135.
+See RFC 2923.
 """
 
 from collections.abc import Iterable, Sequence

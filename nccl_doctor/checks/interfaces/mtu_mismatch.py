@@ -1,18 +1,19 @@
 """Interfaces that NCCL uses on the same subnet have different MTUs.
 
 What it means: most jobs run, but more slowly than possible. TCP uses the smaller MTU of the two ends, and RDMA uses the
-smaller packet size of the two devices. UDP does not negotiate a packet size, and a switch or bridge might not support
-the larger MTU. If a packet is too large for a link on the path, the packet is lost (see mtu-blackhole).
+smaller packet size of the two devices. Some versions of NCCL from 2.20.3 on do not use the smaller packet size, so RDMA
+might fail or hang. UDP does not negotiate a packet size, and a switch or bridge might not support the larger MTU. If a
+packet is too large for a link on the path, the packet is lost (see mtu-blackhole).
 
-How we know: nccl-doctor compares the MTUs of all interfaces that NCCL's sockets or RoCE devices use on the same subnet.
-If a physical port has two interfaces (halves), nccl-doctor also compares the MTUs of the two halves. On a GB10 (DGX
-Spark), a firmware update left one half of a port with an MTU of 1500, while the other half or the peer had an MTU of
-9000. Large transfers between interfaces with different MTUs failed with completion status 12 (no acknowledgement).
+How we know: nccl-doctor compares the MTUs of the interfaces that NCCL's bootstrap and RoCE devices use on the same
+subnet. If a physical port has two interfaces (halves), nccl-doctor also compares the MTUs of the two halves. On a GB10
+(DGX Spark), a firmware update left one half of a port with an MTU of 1500, while the other half or the peer had an MTU
+of 9000. Large transfers between interfaces with different MTUs failed with completion status 12 (no acknowledgement).
 
 Fix: set the same MTU on all hosts, and make sure that the switches support this MTU. On DGX OS, set the MTU in a file
 in /etc/netplan, because settings made with ip or nmcli are lost on reboot.
 
-References: NVIDIA/dgx-spark-playbooks issues 25 and 103;
+References: NVIDIA/nccl issue 1524 and pull request 2135; NVIDIA/dgx-spark-playbooks issues 25 and 103;
 tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-DGX-Spark issue 38.
 """
 

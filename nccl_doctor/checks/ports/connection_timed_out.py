@@ -25,7 +25,7 @@ ADVICE = make_advice(
     "NCCL takes its ports from the whole ephemeral range, so opening only the master port is not enough. Test all:",
 )
 
-# Messages of NCCL, torch, gloo and Ray for ETIMEDOUT (110).
+# Messages of NCCL, torch and gloo for ETIMEDOUT (110).
 RULES = (
     *failed_connects(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),
     *failed_pairs(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),
@@ -51,10 +51,6 @@ RULES = (
         rule.C10D_CLIENT + r"(?:errno: 110|system error: 10060) - ",
         "[W socket.cpp:558] [c10d] The client socket has failed to connect to [head]:29500 (errno: 110 - Connection "
         "timed out).",
-    ),
-    likely(
-        r"Failed to connect to GCS (?:at|within|after)|Unable to connect to GCS|ailed to connect to (?:the )?GCS",
-        "RuntimeError: Failed to connect to GCS at address=192.168.5.20:6379. rpc_code: 14",
     ),
 )
 

@@ -18,7 +18,8 @@ The diagnosis is a warning, because an all-reduce alone needs far fewer ports. A
 ranks each exhausts Linux's default range of 28,232 ports (NVIDIA/nccl issue 1882).
 
 Fix: widen the range on every host. If the wider range contains the master port, the command for the master also
-reserves this port.
+reserves this port. If the existing range is not part of the range from 15000 to 65000, no command is shown, because the
+new range would lack some of the existing ports.
 """
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import RESERVED
@@ -43,6 +44,8 @@ FEW = Effect(
 ANYWAY = ("port-in-use", "ifname-model-differs", FEW)
 WIDE = (15000, 65000)
 """Range of 50,001 ports that does not contain the ports of most services."""
+MOST = 65535 - 1024 + 1
+"""Number of ports that do not need root privileges by default."""
 
 
 @check(
@@ -63,15 +66,15 @@ def ephemeral_ports_few(view: View) -> Findings:
         dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
         if dials:
             peers = fold(sorted({dial.dst for dial in dials}))
-            summary = "Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in"
             widened = _widen(host, view.snapshot.cluster.master_port)
+            widen = ", or widen the range (for good: the same settings in /etc/sysctl.d/):" if widened else "."
             yield Finding(
                 hosts=(host.name,),
                 message=f"{host.name} has no free ephemeral port: all ports from {span.low} to {span.high} are in use.",
                 evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
                 facts={"low": span.low, "high": span.high, "size": span.size},
                 details=Details(failed=pairs_of(dials)),
-                fix=pasted(f"{summary} /etc/sysctl.d/):", widened, needs_root=True),
+                fix=pasted(f"Find out who has taken them (`ss -tan`){widen}", widened, needs_root=bool(widened)),
                 severity=Severity.ERROR,
             )
         elif needed > span.size:
@@ -85,21 +88,30 @@ def ephemeral_ports_few(view: View) -> Findings:
             evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
             explains=ANYWAY,  # no dial has failed because of it yet
-            fix=Fix(
-                summary="No port range is that large: let NCCL use fewer connections between hosts (PXN), or use RDMA."
-            )
-            if needed > WIDE[1] - WIDE[0] + 1
-            else pasted(
-                "Widen the range on every host (for good: the same line in /etc/sysctl.d/):",
-                tuple(command for host in hosts for command in _widen(host, view.snapshot.cluster.master_port)),
-                needs_root=True,
-            ),
+            fix=_fix(hosts, needed, view.snapshot.cluster.master_port),
         )
 
 
+def _fix(hosts: list[Host], needed: int, master_port: int) -> Fix:
+    fewer = "let NCCL use fewer connections between hosts (PXN), or use RDMA"
+    if needed > MOST:
+        return Fix(summary=f"No port range is that large: {fewer}.")
+    if needed > WIDE[1] - WIDE[0] + 1:
+        return Fix(summary=f"A port range of that size would contain the ports of services: {fewer}.")
+    widened = tuple(command for host in hosts for command in _widen(host, master_port))
+    if not widened:
+        return Fix(summary=f"Widen the range (net.ipv4.ip_local_port_range), reserve fewer of its ports, {fewer}.")
+    return pasted(
+        "Widen the range on every host (for good: the same settings in /etc/sysctl.d/):", widened, needs_root=True
+    )
+
+
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
+    """Return the command that sets the range to WIDE, or nothing if WIDE lacks a port of the range or adds none."""
     assert host.facts
     span = known(host.facts.port_range)
+    if not WIDE[0] <= span.low <= span.high <= WIDE[1] or (span.low, span.high) == WIDE:
+        return ()
     settings, earlier = [("net.ipv4.ip_local_port_range", f"{WIDE[0]} {WIDE[1]}")], [f"{span.low} {span.high}"]
     if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in span.reserved_ports:
         settings.append((RESERVED, span.reserving(master_port)))

@@ -6,10 +6,10 @@ connect to these ports. If a rule blocks these connections, the job completes it
 collective.
 
 How we know: every host listened on ephemeral ports, and the other hosts tried to connect to these ports. A connection
-failed, and the kernel's rules on the two hosts block the first packet of this connection (see firewall-blocks-port). If
-the connections succeeded, but a rule limits their rate or number (iptables limit, hashlimit, connlimit or recent; nft
-limit or ct count), the diagnosis is a warning. A limit is reported if it allows fewer connections than the ranks of two
-hosts might need. The required number of connections is estimated as the number of ranks on the peer * (6 + 2 * the
+failed, and the kernel's rules on the two hosts block a packet of this connection or a reply (see firewall-blocks-port).
+If the connections succeeded, but a rule limits their rate or number (iptables limit, hashlimit, connlimit or recent;
+nft limit or ct count), the diagnosis is a warning. A limit is reported if it allows fewer connections than the ranks of
+two hosts might need. The required number of connections is estimated as the number of ranks on the peer * (6 + 2 * the
 number of ranks on the host) (see ephemeral-ports-few).
 
 Fix: run the commands in the report, which allow connections from the cluster's own addresses to the whole ephemeral

@@ -7,7 +7,8 @@ If a rule redirects the packets to a container or a proxy (DNAT or REDIRECT), th
 How we know: while nccl-doctor itself listened on the master port, every host tried to connect to this port, and at
 least one connection failed. The kernel's firewall rules on both hosts of the failed connection (nftables, iptables-nft,
 iptables-legacy, ipset) were evaluated for its packets and for the replies. The report names the first rule that blocks
-the packets, and shows the values of this rule's counter before and after the test connections.
+the packets, and shows the values of this rule's counter before and after the test connections. If another process uses
+the master port, no host tries to connect to this port, and the diagnosis follows from the rules alone.
 
 Fix: run the commands in the report. The commands allow connections from the cluster's own addresses. With firewalld,
 the addresses are added to the trusted zone, in which all ports are open. With ufw, nftables and iptables, the commands

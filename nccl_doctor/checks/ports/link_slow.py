@@ -216,13 +216,23 @@ def _message(slow: SlowLink, rates: Rates) -> str:
         who = f"{src} and {dst} send to each other" if both else f"{src} sends to {dst}"
         if slow.is_lossy:
             return f"Packets from {src} to {dst}{' and back' * both}{by} are lost: {loss}."
-        rest = "both exchange data with all other hosts at full speed"
-        return f"{who}{by} at {part} of the other pairs' rate, although {rest}."
+        if len({frozenset((rate.src, rate.dst)) for rate in rates.rates}) == 1:  # there are no other pairs
+            return f"{who}{by} at {part} of the rate {'in the opposite direction' if both else f'from {dst} to {src}'}."
+        rest = ", although both exchange data with all other hosts at full speed"
+        return f"{who}{by} at {part} of the other pairs' rate{rest * _are_fast_elsewhere(slow, rates)}."
     (host,), does = slow.hosts, DOES[slow.directions]
     if slow.is_lossy:
         return f"Packets {LOST[slow.directions]} {host}{by} are lost: {loss}."
     other = {"sends": ", but receives at full speed", "receives": ", but sends at full speed"}.get(does, "")
     return f"{host} {does}{by} at {part} of the other hosts' rate{other}."
+
+
+def _are_fast_elsewhere(slow: SlowLink, rates: Rates) -> bool:
+    """Return whether all rates between the two hosts and the other hosts were measured, and none of them is bad."""
+    others = set(rates.hosts).difference(slow.hosts)
+    pairs = {pair for host in slow.hosts for other in others for pair in ((host, other), (other, host))}
+    measured = [(pair, rail.is_bad(rate)) for rail in rails(rates) for pair, rate in rail.rates.items()]
+    return pairs <= {pair for pair, _ in measured} and not any(is_bad and pair in pairs for pair, is_bad in measured)
 
 
 def _phrase(slow: SlowLink) -> str:

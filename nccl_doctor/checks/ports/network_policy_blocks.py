@@ -6,8 +6,9 @@ that the kernel chooses, and every pod connects to every other pod. If a policy 
 in its rendezvous or at its first collective.
 
 How we know: a connection between two pods failed, and the namespace's policies from the API server do not allow this
-connection. The policies are evaluated for the labels and addresses of both pods and for the port. If the test
-connections show that the network plugin does not enforce policies, no policy is reported.
+connection. The policies are evaluated for the labels and addresses of both pods and for the port. If the network
+plugin does not enforce policies, these connections succeed and no policy is reported. If such a connection then fails
+for another reason, the policies are reported wrongly.
 
 Fix: add a policy that allows TCP connections on all ports, but only between the job's pods. Policies are additive, so
 the existing policies need no change.

@@ -9,16 +9,18 @@ TCPStore does. If the attempt fails, the kernel's socket tables show the cause:
 - `listener`: a process, such as a stale rank, a second job or another service, listens on the port, at one address or
   at all addresses.
 - `bound`: a process has bound the port but does not listen, so `ss -l` does not show the socket.
-- `outbound`: the port is the source port of an outgoing connection, because `ip_local_port_range` contains the master
-  port.
+- `outbound`: a connection uses the port. If `ip_local_port_range` contains the master port, the kernel might have
+  assigned the port to an outgoing connection. Otherwise, the connection is usually an incoming one, whose process has
+  closed the listening socket.
 - `time-wait`: a connection of a program that does not set SO_REUSEADDR ended less than a minute ago. TIME_WAIT sockets
   of torch's own connections do not prevent torch from binding the port, so they are not reported.
 
 Fix: `nccl-doctor fix-port` shows which process occupies the port and which job this process belongs to. If the job that
 occupies the port is yours, has no launcher and makes no progress, `nccl-doctor fix-port --kill` ends this job.
 `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and writes it into the hosts file. If an
-outgoing connection uses the port (`outbound`), add the port to the `net.ipv4.ip_local_reserved_ports` sysctl. If only a
-closed connection occupies the port (`time-wait`), wait until the port is free (`nccl-doctor fix-port --wait`).
+outgoing connection uses the port (`outbound`) and the kernel assigned the port, add the port to the
+`net.ipv4.ip_local_reserved_ports` sysctl. If only a closed connection occupies the port (`time-wait`), wait until the
+port is free (`nccl-doctor fix-port --wait`).
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """
@@ -29,6 +31,7 @@ from pathlib import PurePath
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check, endable, ending, fix_port
+from nccl_doctor.firewall.route_lookup import DEFAULT_RANGE
 from nccl_doctor.logs.rule import likely, root, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
@@ -45,7 +48,7 @@ from nccl_doctor.text.shell import line
 MEANS = {
     "listener": "a process is listening on it",
     "bound": "a process has bound the port but is not listening on it",
-    "outbound": "it is the source port of an outgoing connection",
+    "outbound": "a connection uses it",
     "time-wait": "a connection has just closed, and the kernel still holds the port (TIME_WAIT)",
     "unknown": "it is held by a process that the job's user can't see",
 }
@@ -76,10 +79,11 @@ def port_in_use(view: View) -> Findings:
         if trial.free or trial.error == "EACCES":
             continue
         cause = trial.cause or "unknown"
+        means = "an outgoing connection uses it" if _is_outgoing(host, trial) else MEANS[cause]
         yield Finding(
             hosts=(host.name,),
             message=f"Port {trial.port} on {host.name} is busy: "
-            f"{'a container publishes it' if _published(trial) else MEANS[cause]}.",
+            f"{'a container publishes it' if _published(trial) else means}.",
             evidence=tuple(_evidence(trial)),
             facts={"port": trial.port, "cause": cause, "holders": [holder.model_dump() for holder in trial.holders]},
             details=Details(pids=tuple(holder.pid for holder in trial.holders)),
@@ -99,6 +103,17 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
         yield f"free again in {trial.time_wait_s:.0f} s"
     if trial.hint:
         yield trial.hint
+
+
+def _port_range(host: Host) -> PortRange | None:
+    ports = host.facts.port_range if host.facts is not None else None
+    return ports if isinstance(ports, PortRange) else None
+
+
+def _is_outgoing(host: Host, trial: PortTrial) -> bool:
+    """Return whether a connection uses the port, and the kernel can assign the port to outgoing connections."""
+    ports = _port_range(host)
+    return trial.cause == "outbound" and ports is not None and ports.gives(trial.port)
 
 
 def _published(trial: PortTrial) -> bool:
@@ -125,14 +140,13 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
         wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"
         return Fix(summary=f"The kernel frees it in {seconds}. Wait for that:", commands=wait)
-    if trial.cause == "outbound":
-        ports = host.facts.port_range if host.facts is not None else None
-        if not isinstance(ports, PortRange):
-            return Fix(summary=f"Wait until that connection has ended, or {MOVE}.")
+    ports = _port_range(host)
+    if trial.cause == "outbound" and ports is None:
+        return Fix(summary=f"Wait until that connection has ended, or {MOVE}.")
+    if ports is not None and _is_outgoing(host, trial):
         return Fix(
-            summary="Wait until that connection has ended, and reserve the port (for good: the same line in "
-            "/etc/sysctl.d/); "
-            f"or {MOVE}:",
+            summary="Wait until that connection has ended, and reserve the port (for good: the same setting in "
+            f"/etc/sysctl.d/); or {MOVE}:",
             needs_root=True,
             commands=on(host.name, reserving(ports, trial.port)),
         )
@@ -157,10 +171,6 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     return Fix(summary=f"{why}{capital(MOVE)}, or {who}.")
 
 
-_DRAWN = 32768
-"""First port of Linux's default range of ephemeral ports (ip_local_port_range)."""
-
-
 _SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
 """Pattern for messages in which an HTTP server, rather than torch or NCCL, reports a busy port."""
 
@@ -174,16 +184,16 @@ def _advice(case: Case) -> Advice:
             "See who holds it, then end that process or give the server another port (--port):",
             on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
         )
-    if port is not None and port >= _DRAWN:
+    if port is not None and DEFAULT_RANGE[0] <= port <= DEFAULT_RANGE[1]:
         who = case.who if case.hosts or case.ranks else "the host"
         return advise(
-            f"Port {port} was busy on {who}. It lies in the range of ephemeral ports that the kernel assigns "
-            "(ip_local_port_range): after an engine or a launcher had chosen it as free, another process or an "
-            "outgoing "
-            "connection took it.",
-            "Start again: another port will be chosen. If it happens again, give each engine on a host its own "
-            "port below that range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, --nccl-port), reserve "
-            "theirs (net.ipv4.ip_local_reserved_ports), or start them one after the other. To see who holds it now:",
+            f"Port {port} was busy on {who}: a leftover process or another job holds it, or another process or an "
+            "outgoing connection took it after an engine or a launcher had chosen it as free.",
+            "If you set the port yourself, end the process that holds it or use another port. If an engine or a "
+            "launcher chose it, start again: another port will be chosen. If it happens again, give each engine on a "
+            "host its own port below the ephemeral range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, "
+            "--nccl-port), reserve theirs (net.ipv4.ip_local_reserved_ports), or start them one after the other. To "
+            "see who holds it now:",
             on(None, line("nccl-doctor fix-port {port}", port=port)),
         )
     return advise(

@@ -1,10 +1,11 @@
-"""Only root can bind the master port.
+"""The master port might be reserved for root.
 
 What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and fails with
 "Permission denied" (errno 13, EACCES).
 
 How we know: on the first host, nccl-doctor tried to bind the master port as the SSH user, in the same way as torch's
-TCPStore does.
+TCPStore does. If root can bind a port below 1024, the diagnosis is a warning, because another user might not be allowed
+to bind the port.
 
 Fix: choose a master port of 1024 or higher outside the ephemeral range, such as torchrun's default of 29500.
 """
@@ -12,7 +13,7 @@ Fix: choose a master port of 1024 or higher outside the ephemeral range, such as
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
-from nccl_doctor.model.base import known
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import GIVING_UP, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 
@@ -34,14 +35,15 @@ PRIVILEGED = Effect(
     errors=("EACCES",),
 )
 def port_privileged(view: View) -> Findings:
-    """Yield an error if binding the port failed with EACCES, or a warning if only root could bind the port."""
+    """Yield an error if binding the port failed with EACCES, or a warning if root could bind a port below 1024."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         refused = trial.error == "EACCES"
-        if not refused and trial.port >= 1024:
+        as_root = not isinstance(facts.identity, Unknown) and facts.identity.uid == 0
+        if not refused and (trial.port >= 1024 or not as_root):
             continue
         place = f"port {trial.port} on {host.name}"
-        below = f"Master {place} is below 1024, so only root can listen on it."
+        below = f"Master {place} is below 1024, so users other than root might not be allowed to listen on it."
         yield Finding(
             hosts=(host.name,),
             message=f"The job's user is not allowed to listen on master {place}." if refused else below,

@@ -18,8 +18,9 @@ that it belonged to nccl-doctor. The way in which a connection fails indicates t
 - stranger: a process other than nccl-doctor's listener answered, because two hosts have the same address or a proxy
   intercepts the connection.
 
-The port test covers every interface over which NCCL or gloo will transfer data. The master also tried its own master
-port, and a host with several ranks also tried its own ephemeral ports.
+The port test covers each host's first interface that NCCL or gloo uses, and each further interface whose address is in
+one of the connecting host's networks. If a further interface is behind a gateway, only the route is checked. The master
+also tried its own master port, and a host with several ranks also tried its own ephemeral ports.
 
 The diagnosis names the smallest set of hosts that explains all failed connections. For example, if one host can't
 connect to four other hosts, the diagnosis names only this one host. If several equally small sets of hosts explain the

@@ -15,7 +15,10 @@ up. The probe opens each device in the container. ENOENT means that the device w
 and EPERM mean that the mode of the device file or the container's device rules deny access.
 
 Fix: recreate the container with the options that the diagnosis shows, because most settings of a running container
-can't be changed. Only /dev/shm can be enlarged in a running container, and the change is lost when the container stops.
+can't be changed. Podman passes GPUs to a container by the Container Device Interface (CDI), whose specification
+`nvidia-ctk cdi generate` creates on the host. Only /dev/shm can be enlarged in a running container, and the change is
+lost when the container stops. With Docker and nerdctl, root must enlarge it from the host, because the default seccomp
+profile forbids mount(2) in the container even for `docker exec --privileged`.
 
 References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --add-host. NCCL's user guide,
 "Troubleshooting", "Docker".
@@ -24,7 +27,7 @@ References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --a
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.checks.effects import CONNECTIONS, CUDA, FILES, PINNING, RDMA, SHARED_MEMORY, SOCKETS
+from nccl_doctor.checks.effects import CONNECTIONS, CUDA, FILES, PINNING, RDMA, SHARED_MEMORY, SLOW_SOCKETS, SOCKETS
 from nccl_doctor.checks.own_names import has_own_network, is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
@@ -83,7 +86,7 @@ LACKS = ("shm-small", "memlock-low", "nofile-low", "gpu-count-low", "rdma-device
     phrase="container differs from its host",
     severity=Severity.WARNING,
     needs=("surroundings", "outside"),
-    explains=(*NETWORK, *LACKS, CONNECTIONS, SHARED_MEMORY, PINNING, FILES, CUDA, RDMA, SOCKETS),
+    explains=(*NETWORK, *LACKS, CONNECTIONS, SHARED_MEMORY, PINNING, FILES, CUDA, RDMA, SOCKETS, SLOW_SOCKETS),
     row="limits",
     outside=True,
 )
@@ -142,12 +145,20 @@ def _fix(aspects: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     if [aspect.name for aspect in aspects] != ["shm"]:
         return Fix(summary=f"{recreate}.")
     commands: list[Command] = []
+    largest = 0
     for sides in alike:
         gib = enough_gib(known(sides.facts.shm), _shm_needed(sides))
         if gib is None:
             return Fix(summary=f"{recreate}.")
+        largest = max(largest, gib)
         commands += on(sides.host.name, InContainer(gib, outside.runtime, sides.outside.name))
-    return Fix(summary=f"{recreate} (or --shm-size=8g). Until then:", risk="safe", commands=tuple(commands))
+    recreate += " (or --shm-size=8g)"
+    if outside.runtime != "podman":
+        return Fix(
+            summary=f"{recreate}. Until then, root on the host can enlarge it: `nsenter -t PID -m mount -o "
+            f"remount,size={largest}g /dev/shm`, where PID is the State.Pid that `{outside.runtime} inspect` shows."
+        )
+    return Fix(summary=f"{recreate}. Until then (AppArmor can forbid it):", risk="safe", commands=tuple(commands))
 
 
 _OTHERS = {
@@ -219,7 +230,9 @@ def _host(limit: int | None, unit: int) -> str:
 def _gpus(sides: Sides) -> Iterator[Aspect]:
     phrase = _lacking(sides, NVIDIA, "GPU")
     if phrase and sides.host.node.cuda_visible_devices != "":
-        yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", CUDA), Severity.ERROR)
+        # Podman before 5.0 accepts --gpus and ignores it
+        option = "--device=nvidia.com/gpu=all" if sides.outside.runtime == "podman" else "--gpus=all"
+        yield Aspect("gpus", phrase, (option,), ("gpu-count-low", CUDA), Severity.ERROR)
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
@@ -229,7 +242,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
     phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""
     if phrase:
         options = ("--device=/dev/infiniband", "--cap-add=IPC_LOCK")
-        follows = ("rdma-device-inaccessible", SOCKETS, RDMA)
+        follows = ("rdma-device-inaccessible", SOCKETS, SLOW_SOCKETS, RDMA)
         yield Aspect("rdma", phrase, options, follows)
 
 

@@ -4,13 +4,15 @@ What it means: a checkpoint, a cache or a log could not be written. A rank that 
 ranks wait for that rank until they time out. If /tmp is full, torch.compile, Ray and programs that create sockets in
 /tmp fail, and a hanging job can't write its dumps.
 
-How we know: as the SSH user, the check uses statvfs(3) to read the free space and the free inodes of TMPDIR, /tmp and
-/var/tmp. A directory with less than 64 MiB of free space or fewer than 100 free inodes is reported. Logs contain
-"[Errno 28] No space left on device" or "[Errno 122] Disk quota exceeded" for a file outside /dev/shm. If torch can't
-write a checkpoint, the log contains "PytorchStreamWriter failed writing file" or "unexpected pos".
+How we know: as the SSH user, the check uses statvfs(3) to read the free space and the free inodes of TMPDIR, /tmp,
+/var/tmp and the home directory. A directory with less than 64 MiB of free space or fewer than 100 free inodes is
+reported. Logs contain "[Errno 28] No space left on device" or "[Errno 122] Disk quota exceeded" for a file outside
+/dev/shm. If torch can't write a checkpoint, the log contains "PytorchStreamWriter failed writing file" or "unexpected
+pos".
 
 Fix: find the full disk or the exhausted quota with `df -h`, `df -i` (inodes) and `quota -s` on the host. Remove old
-files, keep fewer checkpoints, or set TMPDIR and the checkpoint directory to paths on a disk with free space.
+files, keep fewer checkpoints, or set TMPDIR and the checkpoint directory to paths on a disk with free space. To move
+caches out of the home directory, set XDG_CACHE_HOME, HF_HOME and TRITON_CACHE_DIR.
 
 References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc; statvfs(3).
 """
@@ -46,8 +48,11 @@ Any other path appears as "the directory that TMPDIR names".
 )
 def disk_full(view: View) -> Findings:
     full: dict[tuple[str, bool], dict[str, int]] = {}
+    temporary: dict[str, str] = {}  # by host, the directory for temporary files
     for host, facts in view.facts:
-        for folder in known(facts.temporary):
+        folders = known(facts.temporary)
+        temporary[host.name] = folders[0].path if folders else ""
+        for folder in folders:
             if folder.free_bytes < LEAST_BYTES:
                 full.setdefault((folder.path, True), {})[host.name] = folder.free_bytes
             elif folder.free_files is not None and folder.free_files < LEAST_FILES:
@@ -65,16 +70,17 @@ def disk_full(view: View) -> Findings:
         strange = ["the directory that TMPDIR names"] if len(plain) < len(paths) else []
         where = f"{capital(' and '.join((*plain, *strange)))} on {fold(hosts)}"
         look = " The full file systems:" if len(plain) > 1 else " The full file system:" if plain else ""
+        used = {temporary[host] for host in hosts}
+        moves = [", or set TMPDIR to a directory with free space"] if used.intersection(paths) else []
+        if set(paths) - used - {"/tmp", "/var/tmp"}:  # noqa: S108 - the probe's own list; what is left is the home
+            moves.append(", or move caches out of the home directory (XDG_CACHE_HOME, HF_HOME, TRITON_CACHE_DIR)")
         df = line("df -h -- {*paths}", paths=plain) if by_size else line("df -i -- {*paths}", paths=plain)
         yield Finding(
             hosts=hosts,
             message=f"{where} {'has' if len(paths) == 1 else 'have'} {room}, so torch, Ray and "
             "data loaders will fail to write there.",
             facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": min(free.values())},
-            fix=pasted(
-                f"Remove old files there, or set TMPDIR to a directory with free space.{look}",
-                on_each(hosts, df) if plain else (),
-            ),
+            fix=pasted(f"Remove old files there{''.join(moves)}.{look}", on_each(hosts, df) if plain else ()),
         )
 
 

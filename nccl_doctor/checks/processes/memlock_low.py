@@ -83,9 +83,9 @@ ADVICE = make_advice(
     "{who} could not register memory for RDMA: its memlock limit (ulimit -l) is too low, or the kernel has no memory "
     "left to pin.",
     "ulimit -l tells which. If it is not unlimited, set memlock to unlimited in /etc/security/limits.conf, for "
-    "services with LimitMEMLOCK=infinity, for containers with --ulimit memlock=-1. If it is, the kernel lacks pages "
-    "to pin, as on a GB10 without CMA; see pinned-memory-short (NCD608) and dmesg. To see the limit of a process "
-    "started over SSH:",
+    "services with LimitMEMLOCK=infinity, for containers with --ulimit memlock=-1. If it is, the kernel has no "
+    "pages that can be pinned, as on a GB10 whose free memory belongs to the contiguous memory allocator (CMA); see "
+    "pinned-memory-short (NCD608) and dmesg. To see the limit of a process started over SSH:",
 )
 
 # Registering memory with an adapter fails with ENOMEM (12).

@@ -124,7 +124,7 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
         fix = pasted("Set the usual mode:", chmod, needs_root=True)
     return Finding(
         hosts=hosts,
-        message=f"{what}, so data loaders with workers will fail. Ranks that share a host will also fail.",
+        message=f"{what}, so data loaders with workers will fail. Ranks with GPUs that share a host will also fail.",
         facts={"problem": lack.problem, "needed_bytes": lack.needed},
         severity=Severity.ERROR,
         fix=fix,

@@ -13,9 +13,10 @@ whose ports are down, are ignored. An InfiniBand port in the INIT or ARMED state
 activated the port. NCCL uses only ACTIVE ports (`ncclIbInit` in src/transport/net_ib.cc).
 
 Fix: with Docker or Podman, start the container with `--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1`.
-On Kubernetes, request the resource that the RDMA device plugin provides. On the host, run `modprobe ib_uverbs`, and set
-the mode of the device nodes to 0666 with a udev rule, such as the rule in rdma-core. An InfiniBand fabric needs a
-subnet manager, either opensm on a host or the subnet manager of a managed switch.
+On Kubernetes, request the resource that the RDMA device plugin provides. On the host, run `modprobe ib_uverbs`, and
+make the mode of the device nodes 0666, which is the kernel's default: look in /etc/udev/rules.d for a rule that
+restricts the mode. An InfiniBand fabric needs a subnet manager, either opensm on a host or the subnet manager of a
+managed switch.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -112,16 +113,22 @@ def _fix(problem: str, names: list[str], contained: bool) -> Fix:
     if problem == NO_MODULE and not contained:
         return pasted("Load the module (and list it in /etc/modules-load.d):", on_each(names, LOAD), needs_root=True)
     if contained:
+        no_module = problem == NO_MODULE
+        first = "On the container's host, load the module (modprobe ib_uverbs, and list it in /etc/modules-load.d). "
         return Fix(
-            summary="Pass the RDMA devices to the container: for docker and podman, with --device=/dev/infiniband "
-            "--cap-add=IPC_LOCK --ulimit memlock=-1; for a pod, with the RDMA device plugin's resource."
+            summary=f"{first if no_module else ''}Pass the RDMA devices to the container: for docker and podman, with "
+            "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; for a pod, with the RDMA device "
+            "plugin's resource.",
+            needs_root=no_module,
         )
     if problem == "ENOENT":
         return Fix(
-            summary="Have udev create the device nodes again (udevadm trigger); its rules come with rdma-core.",
+            summary="Create the device nodes with mknod -m 666 (/sys/class/infiniband_verbs/uverbs*/dev has their "
+            "numbers), or reboot: the kernel creates them in the devtmpfs on /dev.",
             needs_root=True,
         )
     return Fix(
-        summary="Let the job's user open /dev/infiniband/uverbs*: mode 0666, as set by rdma-core's udev rules.",
+        summary="Let the job's user open /dev/infiniband/uverbs*: mode 0666 is the kernel's default, so look for a "
+        "udev rule (/etc/udev/rules.d) that restricts it.",
         needs_root=True,
     )

@@ -9,9 +9,9 @@ packets are dropped until completions fail with status 12.
 If NCCL_IB_GID_INDEX is set, NCCL uses the GID at that index on every port of the job, without checking the entry.
 Before version 2.21, NCCL uses index 0 if NCCL_IB_GID_INDEX is not set. From version 2.21 on, NCCL uses the first RoCE
 v2 entry with an IPv4 address on each port if NCCL_IB_GID_INDEX is unset or negative. NCCL_IB_ADDR_FAMILY,
-NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM affect the choice of a GID. If no RoCE v2 entry has an IPv4 address,
-NCCL uses the link-local GID at index 0. GID indexes might change after a reboot, or when an address, a bond or a VLAN
-is added.
+NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM affect the choice of a GID. If only RoCE v1 entries have an IPv4
+address, NCCL uses the first of them. If no entry has an IPv4 address, NCCL uses the entry at index 0, which is normally
+link-local. GID indexes might change after a reboot, or when an address, a bond or a VLAN is added.
 
 How we know: the check reads each port's GID table in /sys/class/infiniband, and determines the index that the host's
 NCCL version uses. The check reports a port whose GID entry at the index in use is empty. The check also reports a port
@@ -19,16 +19,16 @@ whose GID type differs from the type that most hosts use on the port at the same
 is reported if all RoCE ports use link-local GIDs of the same type, since these ports can communicate within a network
 segment.
 
-Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no GID entry has an IP address, assign an IP address to the network
-interface of the port. Run containers in the host's network, because a container can't use the GIDs of another network
-namespace.
+Fix: use NCCL 2.21 or later without NCCL_IB_GID_INDEX. If no GID entry has an IP address, assign an IP address to the
+network interface of the port. Run containers in the host's network, because a container can't use the GIDs of another
+network namespace.
 """
 
 from nccl_doctor.checks.effects import RDMA
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.rdma import GID_CHOSEN, RdmaEntry, ip_of, is_usable
+from nccl_doctor.nccl.rdma import GID_CHOSEN, RdmaEntry, choose_gid, ip_of, is_usable
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.text.hostlist import fold, listed
@@ -54,7 +54,7 @@ def rdma_gid_missing(view: View) -> Findings:
     ports = tuple(dict.fromkeys(str(port) for _, port, _ in faults))
     empty = (
         f"empty ({entry.gid.why})"
-        if entry.gid.pinned
+        if entry.gid.pinned or any(map(is_usable, entry.port.gids))
         else "missing: no entry in the GID table belongs to an IP address"
     )
     is_one = len(ports) == 1
@@ -110,6 +110,9 @@ def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, RdmaEntry, str], ...]) -> F
         values = dict.fromkeys(rdma.sides, str(index))
         if rdma.with_variables({name: {PIN: value} for name, value in values.items()}).works:
             return setting("Set the index at which all ports have a GID of the same type:", PIN, values)
+    old = any(side.rdma.version < GID_CHOSEN for side in rdma.sides.values())
+    if old and all(is_usable(choose_gid(entry.port, {}, GID_CHOSEN).entry) for _, entry, _ in faults):
+        return Fix(summary=f"Use NCCL 2.21 or later on all hosts, without {PIN}: NCCL then finds the index itself.")
     lacking = ", ".join(dict.fromkeys(f"{entry.netdev or entry} on {host}" for host, entry, _ in faults))
     return Fix(summary=f"Give {lacking} an IPv4 address in the network of the other hosts' ports.")
 

@@ -3,9 +3,10 @@
 What it means: NCCL logs "No device found" and continues over TCP sockets, at about a tenth of the speed of RDMA. With
 NCCL_NET=IB, the diagnosis is an error, because NCCL fails with "Failed to initialize any NET plugin" ("network IB not
 found" before NCCL 2.27). If the job uses GPUs and other hosts use RDMA, the diagnosis is also an error, because sockets
-can't connect to RDMA devices. With sockets on one side and RDMA on the other, the job fails with "socketFinalizeAccept:
-wrong type", or hangs with NCCL versions before 2.16. If the job uses no GPUs and NCCL_NET=IB is not set, the diagnosis
-is a warning, since the gloo backend does not use RDMA.
+can't connect to RDMA devices. With sockets on one side and RDMA on the other, a job with NCCL 2.16 to 2.30.4 fails with
+"wrong type" (socketFinalizeAccept). With other versions, the job might hang; from 2.30.7 on, NCCL logs "wrong socket
+type" at level INFO and discards the connection. If the job uses no GPUs and NCCL_NET=IB is not set, the diagnosis is a
+warning, since the gloo backend does not use RDMA.
 
 The value of NCCL_IB_HCA is a list of RDMA devices (mlx5_0, rocep1s0f0), not of network interfaces (eth0). An entry of
 NCCL_IB_HCA matches every device whose name begins with that entry. A leading "=" means that names must match exactly,
@@ -23,7 +24,7 @@ References: NVIDIA/nccl issue 234 (two hosts hang, one with InfiniBand and one w
 ("wrong type").
 """
 
-from nccl_doctor.checks.effects import RDMA, SOCKETS
+from nccl_doctor.checks.effects import RDMA, SLOW_SOCKETS, SOCKETS
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
@@ -33,7 +34,7 @@ from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
-EXPLAINS = (SOCKETS, RDMA)
+EXPLAINS = (SOCKETS, SLOW_SOCKETS, RDMA)
 """Effects to expect if NCCL finds no RDMA device on a host."""
 
 

@@ -5,9 +5,10 @@ all-reduce. An NCCL ring is only as fast as its slowest link. NCCL reads only th
 actual speed, and does not warn about a slower link.
 
 On a GB10 (DGX Spark), each QSFP port appears as two devices, with four PCIe lanes each, in PCI domains 0000 and 0002.
-Each of the two devices provides half of the port's rate, and NCCL uses both devices only if both have an IP address. In
-one measurement, the rate was 98 Gb/s with one device and 161 Gb/s with both devices. Firmware from before April 2026
-gives the second device only two PCIe lanes.
+Each of the two devices provides half of the port's rate. In one measurement, the rate was 98 Gb/s with one device and
+161 Gb/s with both devices. NCCL uses both devices even if one of them has no IP address. Such a device has only a
+link-local GID (RoCE v1), so its connections might fail. Firmware from before April 2026 gives the second device only
+two PCIe lanes.
 
 How we know: current_link_width and current_link_speed of the PCI device are compared with the maximum values that both
 ends of the link support. A slower link is reported only if its rate is lower than the port's rate or than the rate of
@@ -17,7 +18,8 @@ to the same QSFP port. Ports that NCCL does not use are ignored.
 
 Fix: for a slow PCIe link, reseat the card, check the slot's lanes in the firmware settings, and update the card's
 firmware. For a slow port, check the cable, the switch port and the configured speed (`ethtool`, `mlxlink`). On a GB10,
-run `fwupdmgr update`, and configure the addresses in /etc/netplan, since addresses set with nmcli are lost on reboot.
+run `fwupdmgr update`, and configure the addresses permanently (in /etc/netplan or with `nmcli connection modify`),
+since addresses set with `ip addr` are lost on reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 102;
 tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-DGX-Spark issues 35 and 38;
@@ -86,8 +88,8 @@ def rdma_link_slow(view: View) -> Findings:
         lacking = ", ".join(dict.fromkeys(str(entry) for _, entry, _ in bare))
         yield Finding(
             hosts=hosts,
-            message=f"On {fold(hosts)}, the port of {bare[0][2]} runs at half speed because the port's other half, "
-            f"{lacking}, has no IP address.",
+            message=f"On {fold(hosts)}, connections over the port of {bare[0][2]} might fail or be slow, because the "
+            f"port's other half, {lacking}, has no IP address.",
             evidence=tuple(f"{host}: {entry}: {entry.gid.why}; {half} has an address" for host, entry, half in bare),
             facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in bare]},
             fix=f"In a file in /etc/netplan, give {lacking} the MTU of the other half and an address in a network of "

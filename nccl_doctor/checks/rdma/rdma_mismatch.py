@@ -2,10 +2,10 @@
 
 What it means: NCCL connects the devices that are at the same position in the hosts' device lists. If a host has fewer
 devices, or one of its devices is down, some channels share a device, and the host slows down all other hosts. If the
-numbers of devices differ, NCCL logs "Detected mixed local Net device counts across ranks". A host without RDMA devices
-uses sockets, which can't connect to the RDMA devices of other hosts. If the job uses GPUs, a host without RDMA devices
-is reported as an error, since the job fails at startup. One host without GPUDirect can reduce the bandwidth of all
-hosts from about 180 GB/s to 10 GB/s.
+numbers of devices differ, NCCL 2.30.3 and later log "Detected mixed local Net device counts across ranks", while
+earlier versions log nothing. A host without RDMA devices uses sockets, which can't connect to the RDMA devices of other
+hosts. If the job uses GPUs, a host without RDMA devices is reported as an error, since the job fails at startup. One
+host without GPUDirect can reduce the bandwidth of all hosts from about 180 GB/s to 10 GB/s.
 
 How we know: the check computes the device list of each host from /sys/class/infiniband and NCCL_IB_HCA, in the same way
 as the host's NCCL version. GPUDirect needs the nvidia_peermem module, or the open kernel modules of the driver, which

@@ -3,7 +3,8 @@
 What it means: NCCL connects each RDMA device in a host's list with the device at the same position in the next host's
 list. NCCL does not check whether the two devices of a pair can reach each other. If two paired devices can't
 communicate, the job hangs, or fails with "Call to ibv_modify_qp failed" and errno 110 (Connection timed out), 113 (No
-route to host) or 101 (Network is unreachable). From NCCL 2.24 on, the job fails only after a minute of retries.
+route to host) or 101 (Network is unreachable). From NCCL 2.24 on, NCCL retries for a minute after errno 110 before the
+job fails.
 
     node1 [0] mlx5_0  10.1.0.1  ----x----  node2 [0] mlx5_0  10.2.0.2
     node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2
@@ -12,7 +13,8 @@ A host's list contains the ACTIVE ports that NCCL_IB_HCA accepts, in the kernel'
 order of PCI addresses. NCCL_IB_HCA only filters the device list, so the order of the names in NCCL_IB_HCA has no
 effect. A port that is down is not in the list, so the following ports move up by one position. If each rail has its own
 network, every port that follows the missing port in the list is then paired with a port of the wrong rail. From NCCL
-2.20 on, the ports of one card count as one device, and NCCL pairs the first ports of such devices.
+2.20 on, the ports of one card count as one device. NCCL also pairs the ports of two such devices by their position: the
+first with the first, and the second with the second.
 
 How we know: the check computes each host's list of devices in the same way as the host's NCCL version. For RoCE, the
 check compares the networks to which the addresses in the ports' GIDs belong. Only routes through the port's own network

@@ -21,7 +21,7 @@ from nccl_doctor.logs.flight import Dump, compare
 from nccl_doctor.logs.log import KEPT, Event
 from nccl_doctor.logs.prefix import number
 from nccl_doctor.logs.rule import RECORDED, Grade, likely, root, roots
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise, by_rank
+from nccl_doctor.logs.signs import WAITS, Advice, Case, LogSigns, PassStage, Scene, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import ranks_of
 
@@ -242,7 +242,7 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
     last = {rank: f"; its last was {record.words()}" if record else "" for rank, record in result.behind.items()}
     messages = {rank: f"never came to {where}{words}" for rank, words in last.items()}
     messages |= {rank: f"{result.mismatch(rank)} mismatch: {result.did[rank].words()}" for rank in fewer}
-    waits = "" if fewer else "waits in "
+    waits = "" if fewer else WAITS
     messages |= {rank: f"{waits}{record.words()}" for rank, record in result.did.items() if rank not in fewer}
     if len(messages) == 1 and len(files) > 1:
         messages = {rank: f"{text}, a group that no other dump knows of" for rank, text in messages.items()}

@@ -10,16 +10,20 @@ lists of stalled ranks. Since torch 2.15, the default backend is nccl2, which pr
 timed out after 600012 ms". The timeout message of nccl2 contains neither the name nor the number of the collective. If
 a timeout message gives -1 as the last completed work, no collective finished before the timeout. If no collective
 finished, the ranks have probably never connected, so the cause is usually in the network. A log that stops without a
-timeout, a fault or a normal end might also lead to this diagnosis. If a job runs on a single host and its log ends
-right after the ranks connected over shared memory, the diagnosis is a warning, because the log might be an excerpt. For
-other logs that stop early, the diagnosis is only a note, because a log alone can't show whether the job hangs.
+timeout, a fault or a normal end might also lead to this diagnosis. If the log ends with Ctrl-C, with a complaint about
+a hang, or with a benchmark's table without rows, the diagnosis is an error. If the log ends with the output of
+nvidia-smi and a GPU at 100% utilization, the diagnosis is a warning. If a job runs on a single host and its log ends
+right after the ranks connected over shared memory, the diagnosis is also a warning, because the log might be an
+excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't show whether the job
+hangs.
 
 Fix: use `py-spy dump` to compare the ranks' stacks, or torch's flight recorder to compare their collectives. A step
 that only rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its
 own.
 
-References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15). The default timeout is 30
-minutes up to torch 2.1, and 10 minutes from torch 2.2 on.
+References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15). The default timeout of
+NCCL's process groups is 30 minutes up to torch 2.1, and 10 minutes from torch 2.2 on. The default timeout of gloo's
+process groups is 30 minutes.
 """
 
 import re
@@ -40,7 +44,7 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Role, Scen
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.nccl.versions import recorder
-from nccl_doctor.text.hostlist import fold, ranks_of
+from nccl_doctor.text.hostlist import capital, fold, ranks_of
 
 from_logs(__name__, "NCD903")
 
@@ -64,7 +68,7 @@ def _advice(case: Case) -> Advice:
     if summary:
         sentence += f": {summary}"
     if missing:
-        sentence += f". The log shows nothing of {ranks_of(missing)}: look there first"
+        sentence += f". {capital(ranks_of(missing))} reported no timeout: look there first"
     elif not are_comparable(waits):
         sentence += ". These ranks are in different process groups or runs, whose numbers can't be compared"
     elif len({place.seq for place in places}) > 1:
@@ -78,11 +82,16 @@ def _advice(case: Case) -> Advice:
             case.check(),
         )
     kept = recorder(next(iter(case.log.facts.torch_versions), None), "/tmp/trace_rank_")  # noqa: S108 - to be pasted
+    record = (
+        "start the job with the variables of nccl-doctor launch --diagnosable "
+        f"({' '.join(f'{name}={value}' for name, value in kept.items())}), and pass the records to nccl-doctor logs."
+        if kept
+        else "run py-spy dump on every rank while the job hangs (torch records its collectives only from 2.2 on)."
+    )
     return advise(
         sentence + ".",
         "Find out what the missing or late ranks did meanwhile (an exception, data loading, a checkpoint, other "
-        "code). To see it next time, start the job with the variables of nccl-doctor launch --diagnosable "
-        f"({' '.join(f'{name}={value}' for name, value in kept.items())}), and pass the records to nccl-doctor logs.",
+        f"code). To see it next time, {record}",
         case.check(),
     )
 
@@ -102,13 +111,18 @@ def _silence(case: Case) -> Advice:
     where = rank_progress(case.log.facts).phrase() or "a rank had initialized its communicator"
     shared = any(event.wording == rule.SHARED for reading in case.log.readings for event in reading.events)
     way = ", over shared memory (SHM)" if shared else ""
-    also = " (or, from NCCL 2.24 on, NCCL_CUMEM_HOST_ENABLE=0)" if shared else ""
+    also = (
+        "From NCCL 2.24 on, also try NCCL_CUMEM_HOST_ENABLE=0: if the job goes on then, NCCL's shared host memory "
+        "(cuMem) does not work here, and the variable is the remedy. "
+        if shared
+        else ""
+    )
     hosts = f" on {fold(case.log.facts.hosts)}" if case.log.facts.hosts else ""
     return advise(
         f"The log ends where {where}{hosts}{way}, and shows neither an error nor a training step.",
         "If the GPUs show 100% utilization, suspect P2P between them. As a test, not a cure, run once with "
-        f"NCCL_P2P_DISABLE=1{also}. If the job goes on then, P2P between these GPUs is broken (IOMMU or ACS in the "
-        "firmware; nvidia-smi topo -p2p r); if it still hangs, nccl-doctor hang shows which rank is missing.",
+        "NCCL_P2P_DISABLE=1. If the job goes on then, P2P between these GPUs is broken (IOMMU or ACS in the firmware; "
+        f"nvidia-smi topo -p2p r). {also}If it still hangs, nccl-doctor hang shows which rank is missing.",
     )
 
 

@@ -7,9 +7,9 @@ CUDA calls of the process fail.
 How we know: The log contains "CUDA error", NCCL's "Cuda failure" or "unhandled cuda error", or an Xid message from the
 kernel.
 
-Fix: Set CUDA_LAUNCH_BLOCKING=1 to see which call failed. Xid and ECC errors (`dmesg`, `nvidia-smi -q`) point to a
-hardware fault. The message "busy or unavailable" suggests that another process uses the GPU, or that the GPU is in the
-EXCLUSIVE_PROCESS compute mode.
+Fix: Set CUDA_LAUNCH_BLOCKING=1 to see which call failed. ECC errors and most Xids (`dmesg`, `nvidia-smi -q`) point to a
+hardware fault, but Xids 13, 31, 43, 45, 68, 69 and 137 usually come from the program. The message "busy or unavailable"
+suggests that another process uses the GPU, or that the GPU is in the EXCLUSIVE_PROCESS compute mode.
 
 References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 """
@@ -67,7 +67,7 @@ RULES = (
         "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
     ),
     likely(
-        r"Xid \((?:PCI:)?[0-9a-fA-F:.]+\): (?:13|31|43|45|68|69)\b",
+        r"Xid \((?:PCI:)?[0-9a-fA-F:.]+\): (?:13|31|43|45|68|69|137)\b",
         "[53012.7] NVRM: Xid (PCI:0000:41:00): 31, pid=80211, name=python, Ch 00000010, MMU Fault",
         unless=r"SXid",
     ),

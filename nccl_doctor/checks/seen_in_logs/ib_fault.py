@@ -6,13 +6,14 @@ a wrong GID index, VLAN, MTU or flow control setting, and the exit of the proces
 How we know: NCCL prints a "Got completion from peer" message with a status, such as status=12. Status 12 means that no
 acknowledgement arrived. Status 4 means that the adapter has no permission to access the local memory. Status 10 means
 that the memory on the other host is no longer accessible, usually because the process there has exited. Status 5 is
-only a consequence of an earlier error. In the message "Call to ibv_modify_qp failed", errno 22 or 61 means that the GID
-at the chosen index is missing, or that the GIDs of the two ports have different types. Errno 110, 113 or 101 from
-ibv_modify_qp means that the other device can't be reached, usually because it is in another network
-(rdma-pair-unreachable). From NCCL 2.24 on, the message about ibv_modify_qp names the device, the GID index and both
-GIDs. NCCL's warnings about asynchronous InfiniBand events show links that went down. If `nccl-doctor logs --with FILE`
-reads a snapshot from `nccl-doctor check --save`, the diagnosis names the two ports of the failed connection and states
-whether these ports can communicate.
+only a consequence of an earlier error. In the message "Call to ibv_modify_qp failed", errno 61 means that the GID at
+the chosen index is empty. Errno 22 means that this GID does not exist, or that only one of the two GIDs contains an
+IPv4 address. If the message ends with "next state INIT", errno 22 means that the partition key index (NCCL_IB_PKEY) is
+wrong. Errno 110, 113 or 101 from ibv_modify_qp means that the other device can't be reached, usually because it is in
+another network (rdma-pair-unreachable). From NCCL 2.24 on, the message about ibv_modify_qp names the device, the GID
+index and both GIDs. NCCL's warnings about asynchronous InfiniBand events show links that went down. If `nccl-doctor
+logs --with FILE` reads a snapshot from `nccl-doctor check --save`, the diagnosis names the two ports of the failed
+connection and states whether these ports can communicate.
 
 Fix: Run ib_write_bw between the two hosts, and check the link with ibstat or ethtool. For RoCE, unset NCCL_IB_GID_INDEX
 if the NCCL version is 2.21 or later. With an earlier NCCL version, set NCCL_IB_GID_INDEX to the index of the correct
@@ -48,12 +49,14 @@ _ERRORS = {
     113: f"{_NOBODY} (113)",
     101: "no route leads from this device's interface to the other one's GID (101)",
     61: "the GID at that index is empty on one side (61)",
-    22: "the GID at that index does not exist, or its type differs from that of the other side's GID (22)",
+    22: "the GID at that index does not exist, or only one of the two GIDs contains an IPv4 address (22)",
     19: "the device or its interface is gone (19)",
 }
 """Meanings of the errno values with which ibv_modify_qp fails. Versions of NCCL before 2.19 print only the error
 message, not the errno.
 """
+_NO_PKEY = "the port has no partition key at the index NCCL_IB_PKEY (22)"
+"""Meaning of errno 22 from the transition to INIT, which uses no GID."""
 _SAYS = {
     "not found in PKey table": "no partition key of the port is NCCL_IB_PKEY_VALUE's; ask the subnet manager's owner, "
     "or unset it",
@@ -76,7 +79,7 @@ def _advice(case: Case) -> Advice:
     if qp is not None:
         number_of = _ERRNO.search(qp)
         error = number(number_of[1]) if number_of else next((n for words, n in _WORDS.items() if words in qp), None)
-        reason = _ERRORS.get(error or 0, reason)
+        reason = _NO_PKEY if error == 22 and "next state INIT" in qp else _ERRORS.get(error or 0, reason)
     details = _ends(texts)
     device = f"{case.device} ({details})" if case.device and details else case.device
     place = (f" over {device}" if device else "") + (f" to {case.target}" if case.address.ip else "")

@@ -5,9 +5,11 @@ builds lack libuv.
 
 How we know: The log contains "use_libuv was requested but PyTorch was built without libuv support".
 
-Fix: Set USE_LIBUV=0, use the `env://?use_libuv=0` init method, or install a build of torch with libuv.
+Fix: Install a build of torch with libuv. If the ranks are started without torchrun, USE_LIBUV=0 or the
+`env://?use_libuv=0` init method also works. torchrun ignores both (as of torch 2.13).
 
-References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStore.cpp.
+References: torch/distributed/rendezvous.py and elastic/rendezvous/c10d_rendezvous_backend.py;
+torch/csrc/distributed/c10d/TCPStore.cpp.
 """
 
 from nccl_doctor.logs.rule import root
@@ -18,7 +20,8 @@ from_logs(__name__, "NCD922", explains=("rendezvous-timeout", "connection-refuse
 
 ADVICE = make_advice(
     "The torch of {who} was built without libuv, which its rendezvous store (TCPStore) needs.",
-    "Set USE_LIBUV=0 on every host before starting the job, or install a build of torch with libuv.",
+    "Install a build of torch with libuv. If the ranks are started without torchrun (python, srun, mpirun), it also "
+    "helps to set USE_LIBUV=0 on every host before starting the job. torchrun ignores USE_LIBUV (as of torch 2.13).",
     command=None,
 )
 

@@ -45,7 +45,7 @@ def _advice(case: Case) -> Advice:
             case.check(),
         )
     missing = rank_progress(case.log.facts).missing
-    hint = f" The log has no line of {ranks_of(missing)}." if missing else ""
+    hint = f" NCCL's lines do not name {ranks_of(missing)}." if missing else ""
     return advise(
         f"{case.who} lost the connection to a rank that had exited; this log does not show why it exited.{hint}",
         'Look for the first error, "Killed" or a kernel message (dmesg) on the other hosts, and pass all '

@@ -32,8 +32,8 @@ def _advice(case: Case) -> Advice:
         return advise(
             f"The NCCL network plugin's own check requires other variable values on {case.who}: "
             f"{listed([*wrong][:4])}.",
-            "On every host alike, set them as the plugin's nccl-env-profile.sh does (source it last, and override "
-            "none of its values), from the same release as the plugin.",
+            "On every host alike, set them as the plugin's script does (nccl-env-profile.sh of TCPXO, set_nccl_env.sh "
+            "of gIB; source it last, and override none of its values), from the same release as the plugin.",
             case.check(),
         )
     return advise(

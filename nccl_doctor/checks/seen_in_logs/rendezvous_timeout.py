@@ -71,6 +71,7 @@ def _begun(case: Case) -> Advice:
         "goes on then, P2P between these GPUs is broken (PCIe ACS or the IOMMU; nvidia-smi topo -p2p r). To see where "
         "the ranks hang:",
         case.check(command="hang"),
+        command="hang",
     )
 
 

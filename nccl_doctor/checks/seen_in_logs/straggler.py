@@ -3,13 +3,13 @@
 What it means: The other ranks waited for a rank that was still loading, compiling, checkpointing or downloading, that
 was on a slow host, or that hung before the barrier.
 
-How we know: The log contains torch's "Rank 3 failed to pass monitoredBarrier in 60000 ms". Horovod ("Stalled ranks"),
-NCCL's RAS and vLLM list the ranks that did not respond.
+How we know: The log contains torch's "Rank 3 failed to pass monitoredBarrier in 60000 ms". Ranks that Horovod, NCCL's
+RAS or vLLM report as stalled lead to collective-timeout or peer-died instead.
 
 Fix: Examine the late rank's own log, the output of `py-spy dump`, and the load and disks of the rank's host. Work that
 only one rank performs needs a longer timeout or a barrier of its own.
 
-References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier); horovod/common/stall_inspector.cc.
+References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier).
 """
 
 from nccl_doctor.logs.rule import likely

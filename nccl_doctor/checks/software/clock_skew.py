@@ -1,10 +1,11 @@
 """The clocks of the hosts differ.
 
-What it means: the log lines of different ranks can't be sorted by time. With `--rdzv_backend=c10d`, torchrun considers
-a host dead if the host's clock is 15 s or more behind the clocks of the other hosts. The dynamic rendezvous drops a
-host if the host's last keep-alive, whose timestamp comes from the host's own clock, is older than three intervals of 5
-s (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected.
-If the clocks differ by several minutes, certificates and Kerberos tickets might be rejected.
+What it means: the log lines of different ranks can't be sorted by time. With `--rdzv_backend=c10d`, torchrun might
+consider a host dead if the host's clock is more than 10 s behind another host's clock. The dynamic rendezvous drops a
+host if the host's last keep-alive is older than 15 s, which is three intervals of 5 s. The timestamp of a keep-alive
+comes from the sender's clock, and even without a clock difference, the last keep-alive is up to 5 s old
+(torch/distributed/elastic/rendezvous/dynamic_rendezvous.py). A static rendezvous (`--master_addr`) is not affected. If
+the clocks differ by several minutes, certificates and Kerberos tickets might be rejected.
 
 How we know: the check requests each host's time over the existing connection to the host. The error of this measurement
 is at most half of the round-trip time. A clock difference is reported only if it exceeds the maximum measurement error
@@ -21,8 +22,11 @@ from nccl_doctor.snapshot.system import Clock
 from nccl_doctor.text.hostlist import fold, nouns
 
 MUCH_S = 2.0
-C10D_S = 15.0
-"""Seconds after which torch's dynamic rendezvous drops a host (keep_alive_interval * keep_alive_max_attempt)."""
+C10D_S = 10.0
+"""Clock difference from which torch's dynamic rendezvous might drop a host.
+
+The value is keep_alive_interval * (keep_alive_max_attempt - 1), since a keep-alive is up to one interval old.
+"""
 
 
 @check("NCD507", phrase="clock is off", severity=Severity.WARNING, needs=("clock",))
@@ -40,10 +44,11 @@ def clock_skew(view: View) -> Findings:
     if not off:
         return
     worst = max(map(abs, off.values()))
+    apart = max(0.0, *off.values()) - min(0.0, *off.values())
     breaks = (
-        " With --rdzv_backend=c10d, torchrun considers a host dead if the host's clock is off by more than "
-        f"{C10D_S:.0f} s."
-        if worst > C10D_S
+        " With --rdzv_backend=c10d, torchrun might consider a host dead if its clock is more than "
+        f"{C10D_S:.0f} s behind another host's."
+        if apart > C10D_S
         else ""
     )
     yield Finding(

@@ -31,7 +31,7 @@ from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.operation import Operation
-from nccl_doctor.model.operations.system import ModuleLoad, ModulesBuild, NvidiaDevices
+from nccl_doctor.model.operations.system import ModuleLoad, ModulesBuild, NvidiaDevices, NvidiaUnifiedMemory
 from nccl_doctor.snapshot.hosts import Host, HostFacts, gpu_wish
 from nccl_doctor.snapshot.system import GpuDriver, Identity, TorchInfo
 from nccl_doctor.text.hostlist import fold, grouped, plural
@@ -148,8 +148,8 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[DriverFault]:
         yield DriverFault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy, state=CLOSED)
     elif not nodes:
         remedy = "Create the device nodes:"
-        made = NvidiaDevices()
-        yield DriverFault("the device nodes are missing", "there is no /dev/nvidia*", remedy, (made,), state=CLOSED)
+        made = NvidiaDevices(len(gpus)), NvidiaUnifiedMemory()
+        yield DriverFault("the device nodes are missing", "there is no /dev/nvidia*", remedy, made, state=CLOSED)
     elif refused and inside:
         remedy = (
             "Restart the container: reloading systemd takes devices away from running containers. The CDI mode of "

@@ -7,8 +7,9 @@ How we know: nvidia-smi reports uncorrected ECC errors since the driver was load
 pending or has failed. The diagnosis is also made if nvidia-smi prints an error such as ERR!, "[GPU is lost]", "[GPU
 requires reset]" or "[Unknown Error]" instead of a value. The kernel log is searched for Xid messages of the last day.
 If the user has no permission to read the kernel log (`kernel.dmesg_restrict`), only nvidia-smi's output is evaluated.
-Xids 13, 31, 43, 45, 68 and 69 are ignored, because they show a bug in a program, not a faulty GPU. Errors are ignored
-if the driver later reported that the GPU had recovered (Xid 154 with the recovery action 0x0).
+Xids 13, 31, 43, 45, 68, 69 and 137 are ignored, because they normally come from an error or the end of a program, not
+from a faulty GPU. For example, Xid 45 is also logged when a program is killed. Errors are ignored if the driver later
+reported that the GPU had recovered (Xid 154 with the recovery action 0x0).
 
 Fix: to complete pending row remappings, reset the GPU with `nvidia-smi --gpu-reset -i N`, or reboot the host. A GPU
 with new errors after a reset needs service. NVIDIA's "Xid Errors" page explains each Xid.
@@ -27,8 +28,8 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.system import GpuHealth, Xid
 from nccl_doctor.text.hostlist import grouped
 
-PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
-"""Xids that a faulty program causes on a healthy GPU (NVIDIA's "Xid Errors", column "User app error")."""
+PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69, 137})
+"""Xids that normally come from a program, not from a faulty GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 OFF_THE_BUS = 79
 LOST = frozenset({OFF_THE_BUS, 119, 120, 140, RECOVERY})
@@ -130,7 +131,7 @@ RULES = (
     root(
         r"S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
         "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.",
-        unless=r" Xid \S+ (?:13|31|43|45|63|68|69|92|94|121)\b|Xid (?i:.{1,200}\bnon-?fatal)",
+        unless=r" Xid \S+ (?:13|31|43|45|63|68|69|92|94|121|137)\b|Xid (?i:.{1,200}\bnon-?fatal)",
     ),
     likely(
         r"(?:NVRM: |nvidia-\w+: )?S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
@@ -174,7 +175,7 @@ _MEANING = {
     120: "the GPU's system processor (GSP) failed; reset the GPU or reboot",
     121: "a corrected error on the link between CPU and GPU",
     136: "a link between GPUs failed to start",
-    137: "an NVLink error that was reported by the other side",
+    137: "an illegal access to another GPU's memory over NVLink, mostly by the program, sometimes by the driver",
     140: "an ECC error in the GPU's memory that could not be recovered",
     143: "the GPU could not be initialized",
     144: "an NVLink error",

@@ -1,8 +1,7 @@
 """The job's GPUs are of different models, or have different amounts of memory.
 
 What it means: every step takes as long as on the slowest GPU, and a batch that fits into the memory of the largest GPU
-might be too large for the smallest GPU. NCCL uses only the algorithms and features (such as NVLink and SHARP) that all
-ranks support.
+might be too large for the smallest GPU. NCCL uses only the algorithms (such as NVLink SHARP) that all ranks support.
 
 How we know: the check compares the names and memory sizes that nvidia-smi shows for the GPUs of the job's ranks. A GPU
 in multi-instance (MIG) mode reports no memory size, so only its name is compared. If torch is built for ROCm and no

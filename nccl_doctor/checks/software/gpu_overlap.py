@@ -1,7 +1,7 @@
 """Two nodes of the job use the same GPU.
 
-What it means: NCCL fails with "Duplicate GPU detected", or two ranks compete for the GPU's memory until one of them
-runs out of memory.
+What it means: NCCL fails with "Duplicate GPU detected" (from version 2.30 on, "Multiple Ranks are using the same
+GPU/Partition"), or two ranks compete for the GPU's memory until one of them runs out of memory.
 
 How we know: from `cuda_visible_devices` in the hosts file, the check determines which GPUs the ranks of each node use,
 and compares the UUIDs of these GPUs. The same UUID on two nodes means that the nodes are one machine under two names or
@@ -25,8 +25,8 @@ from nccl_doctor.text.hostlist import fold_numbers, grouped
 SHARED = Effect(
     ("duplicate-gpu", "gpu-memory", "cuda-error", "nccl-unknown-error", *WAITS, *GIVING_UP),
     Reach.OWN,
-    "NCCL does not allow two ranks on one GPU (Duplicate GPU detected, init.cc), "
-    "and two jobs on one GPU share the GPU's memory",
+    "NCCL does not allow two ranks on one GPU unless NCCL 2.30 or later is used with NCCL_MULTI_RANK_GPU_ENABLE=1, and "
+    "two jobs on one GPU share the GPU's memory",
     ("nccl",),
 )
 

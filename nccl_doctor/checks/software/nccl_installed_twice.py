@@ -12,8 +12,9 @@ LD_LIBRARY_PATH. Some builds of torch search LD_LIBRARY_PATH first (RUNPATH), an
 first (RPATH).
 
 Fix: uninstall the package that does not match torch's CUDA version (`torch.version.cuda`). Then reinstall the package
-that matches torch's CUDA version, because uninstalling the other package also removed the shared file. Remove any other
-copy of NCCL from LD_LIBRARY_PATH and LD_PRELOAD.
+that matches torch's CUDA version, because uninstalling the other package also removed the shared file. Name the version
+that torch requires (`pip install --force-reinstall --no-deps nvidia-nccl-cu12==VERSION`), because pip otherwise
+installs the newest version. Remove any other copy of NCCL from LD_LIBRARY_PATH and LD_PRELOAD.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
 """
@@ -48,14 +49,17 @@ def nccl_installed_twice(view: View) -> Findings:
         winner = next((name for name, copy in zip(words, copies, strict=True) if copy.loaded), None)
         winner = None if torch.nccl_unlinked and len(copies) > len(_packages(torch)) else winner
         fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
+        version: str = next((copy.version for copy in copies if copy.owner == fits and copy.version), "")
+        required = "" if version else ", with the VERSION that importlib.metadata.requires('torch') shows in Python"
         yield Finding(
             hosts=hosts,
             message=f"torch finds {len(copies)} copies of NCCL on {fold(hosts)} ({listed(words)})"
             + (f" and loads {winner}." if winner else "; it is unknown which copy torch loads."),
             evidence=tuple(f"{name}: {copy.path}" for name, copy in zip(words, copies, strict=True)),
             facts={"copies": [copy.model_dump() for copy in copies]},
-            fix=f"Keep one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "
-            "share a file), and remove other copies from LD_LIBRARY_PATH and LD_PRELOAD.",
+            fix="Keep one: uninstall the others, then pip install --force-reinstall --no-deps "
+            f"{fits}=={version or 'VERSION'} (the wheels share a file){required}, and remove other copies from "
+            "LD_LIBRARY_PATH and LD_PRELOAD.",
         )
 
 

@@ -15,8 +15,8 @@ These differences are reported:
 - A different minor version of Python (3.10 versus 3.11) is a warning, since pickled objects and compiled extensions
   might be incompatible.
 - A different driver branch (570 against 580) is a warning, since NCCL would use features of the newer branch, such as
-  NVLink SHARP, only on some ranks. With AMD GPUs, the release of the amdgpu module (6.8 against 6.10) is compared,
-  since a ROCm release supports only drivers up to two releases older or newer.
+  NVLink SHARP, on no rank. With AMD GPUs, the release of the amdgpu module (6.8 against 6.10) is compared, since a ROCm
+  release supports only drivers up to two releases older or newer.
 
 Differences in Python's patch release, the driver's minor release, the kernel, and the build tag of torch (such as
 "+cu128") are not reported.
@@ -198,17 +198,22 @@ Different NCCL builds exchange different structures, so the sizes can be meaning
 """
 
 
-def _other_builds(scene: Scene) -> list[Event]:
-    """Diagnose mixed NCCL versions if messages from different hosts name different source files.
+_MOVED = re.compile(r"\b(?:(?P<old>socket(?:PollConnect|ProgressOpt|StartConnect|TryAccept)\b)|(?P<new>ncclOsSocket))")
+"""Functions of NCCL that report failed socket calls, up to version 2.28 (old) and from version 2.29 on (new)."""
 
-    Up to version 2.28, NCCL's messages name src/misc/socket.cc; from version 2.29 on, they name src/os/linux.cc.
+
+def _other_builds(scene: Scene) -> list[Event]:
+    """Diagnose mixed NCCL versions if messages from different hosts name functions of different versions.
+
+    Up to version 2.28, failed connect, accept, recv and send calls are reported by functions in src/misc/socket.cc, and
+    from version 2.29 on, by functions in src/os/linux.cc. Other messages still come from src/misc/socket.cc.
     """
-    files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
+    hosts: dict[str, set[str]] = {"old": set(), "new": set()}
     for event in scene.events:
-        file = event.prefix.where.partition(":")[0].rpartition("src/")[2]
-        if event.prefix.host and file in files:
-            files[file].add(event.prefix.host)
-    new, old = files.values()
+        moved = _MOVED.search(event.text)
+        if event.prefix.host and moved and moved.lastgroup:
+            hosts[moved.lastgroup].add(event.prefix.host)
+    old, new = hosts.values()
     if not new or not old or new & old:
         return scene.events
     return scene.renamed("version-mismatch", Grade.ROOT, lambda event: event.prefix.host in new | old)

@@ -241,7 +241,17 @@ class LinkUp(Operation):
 
     def holds(self, state: StateLines) -> bool:
         """Return whether the interface is up, as shown by the lowest bit of its flags (IFF_UP in linux/if.h)."""
-        return len(state) == 1 and re.fullmatch("0x[0-9a-f]{1,8}", state[0]) is not None and bool(int(state[0], 16) & 1)
+        return _flags(state) & 1 == 1
+
+    def undo(self, before: StateLines) -> Line | None:
+        was_down = _flags(before) >= 0 and not self.holds(before)
+        return line("ip link set {name} down", name=self.name) if was_down else None
+
+
+def _flags(state: StateLines) -> int:
+    """Return an interface's flags, or -2 (all bits but IFF_UP) if they could not be read."""
+    known = len(state) == 1 and re.fullmatch("0x[0-9a-f]{1,8}", state[0])
+    return int(state[0], 16) if known else -2
 
 
 @dataclass(frozen=True)
@@ -327,9 +337,10 @@ def _size(state: StateLines) -> int | None:
 
 
 class InContainer(Remount):
-    """An operation that enlarges /dev/shm in a container.
+    """An operation that enlarges /dev/shm in a Podman container.
 
-    Any user who may run commands in the container may perform this operation.
+    Any user who may run commands in the container may perform this operation, unless AppArmor forbids it. In the
+    containers of Docker and nerdctl, the default seccomp profile forbids it.
     """
 
     root: ClassVar[bool] = False
@@ -377,11 +388,13 @@ class ShmMount(Operation):
 
 @dataclass(frozen=True)
 class FileMode(Operation):
-    """An operation that sets the mode of files. ``mode`` is an octal number."""
+    """An operation that sets the mode of files that each boot creates anew, such as /dev/shm.
+
+    ``mode`` is an octal number.
+    """
 
     mode: str
     files: tuple[str, ...]
-    survives_reboot: ClassVar[bool | None] = True
 
     @property
     def line(self) -> Line | None:
@@ -407,6 +420,7 @@ class OwnFileMode(FileMode):
     """An operation that sets the mode of the user's own files."""
 
     root: ClassVar[bool] = False
+    survives_reboot: ClassVar[bool | None] = True
 
 
 @dataclass(frozen=True)
@@ -425,11 +439,26 @@ class ModuleLoad(Operation):
 
 @dataclass(frozen=True)
 class NvidiaDevices(Operation):
-    """An operation that creates NVIDIA's device files and loads the kernel module for unified memory."""
+    """An operation that creates /dev/nvidiactl, whose minor number is 255, and the device files of NVIDIA's GPUs."""
+
+    gpus: int
 
     @property
     def line(self) -> Line | None:
-        return line("nvidia-modprobe -c 0 -u")
+        minors = [script("-c {minor}", minor=minor) for minor in (255, *range(self.gpus))]
+        return script("nvidia-modprobe {minors}", minors=minors)
+
+
+@dataclass(frozen=True)
+class NvidiaUnifiedMemory(Operation):
+    """An operation that loads the kernel module for unified memory and creates its device files.
+
+    With -u, nvidia-modprobe creates no device files of GPUs.
+    """
+
+    @property
+    def line(self) -> Line | None:
+        return line("nvidia-modprobe -u -c 0")
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ _REMEDY = {
     "no-daemon": "Start it on the host as root: systemctl start docker; nerdctl wants containerd.",
     "no-shell": "The check needs /bin/sh and Python 3.8 where the job runs: use an image that has them.",
     "late": "See on the host whether {program} answers ({program} ps); restart a service that hangs.",
+    "late apptainer": "See on the host whether apptainer answers (apptainer instance list).",
     "late enter": "See on the host whether process {name} hangs in the kernel (state D in ps).",
     "failed": "See on the host what the same command says by hand; -v shows all of its words.",
 }

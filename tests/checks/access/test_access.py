@@ -28,7 +28,9 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
         ("ssh_unreachable/fires", ["node3 (10.0.0.3:22) did not answer a TCP connection attempt within 10 s."]),
         (
             "ssh_unreachable/fires-refused",
-            ["node[2-3] refused the TCP connection: no sshd is listening on the SSH port."],
+            [
+                "node[2-3] refused the TCP connection: no sshd is listening on the SSH port, or a firewall rejects the connections."
+            ],
         ),
         (
             "ssh_unreachable/fires-slow-login",

@@ -27,11 +27,17 @@ def report(*, nccl: str | None, facts: dict[str, Any] | None = None, env: dict[s
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("NCCL_A_NEW_ONE", "1"), ("NCCL_ALGO", "NewTree"), ("NCCL_DEBUG", "FULL"), ("NCCL_IB_SL", "16")]
+    ("name", "value", "severity"),
+    [
+        ("NCCL_A_NEW_ONE", "1", "warning"),
+        ("NCCL_ALGO", "NewTree", "error"),
+        ("NCCL_DEBUG", "FULL", "warning"),
+        ("NCCL_IB_SL", "16", "warning"),
+    ],
 )
-def test_what_a_newer_nccl_may_know_is_a_note(name: str, value: str) -> None:
+def test_what_a_newer_nccl_may_know_is_a_note(name: str, value: str, severity: str) -> None:
     known, newer = (report(nccl=nccl, env={name: value}).diagnoses for nccl in ("2.28.9", "2.40.1"))
-    assert [one.severity for one in known] == ["warning"]
+    assert [one.severity for one in known] == [severity]
     assert [one.severity for one in newer] == ["info"]
     assert "up to 2.32; this is 2.40.1" in newer[0].message
 

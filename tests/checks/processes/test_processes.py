@@ -119,3 +119,28 @@ def test_an_outbound_holder_and_a_time_wait_have_their_lines() -> None:
         "sysctl -w net.ipv4.ip_local_reserved_ports=29500",
         "nccl-doctor fix-port --hosts hosts.yaml --host node1 29500 --wait",
     ]
+
+
+def test_only_podman_lets_a_container_mount() -> None:
+    """The default seccomp profile of the others forbids mount(2), for exec --privileged, too."""
+    podman, docker = (only(f"container_differs/{name}.json").fix for name in ("fires-shm-podman", "fires-shm"))
+    assert [command.host for command in podman.commands] == ["node1", "node2"]
+    assert all(command.command.startswith("podman exec -u 0 --privileged") for command in podman.commands)
+    assert docker.commands == ()
+    assert "root on the host" in docker.summary
+    assert "nsenter -t PID -m mount -o remount,size=1g /dev/shm" in docker.summary
+
+
+@pytest.mark.parametrize(("runtime", "option"), [("podman", "--device=nvidia.com/gpu=all"), ("docker", "--gpus=all")])
+def test_each_runtime_has_its_own_option_for_gpus(runtime: str, option: str) -> None:
+    facts = json.loads((HERE / "container_differs/fires-devices.json").read_text())["hosts"]["node1"]["facts"]
+    facts["outside"]["runtime"] = runtime
+    seen = patched({"hosts": {"node1": {"facts": facts}}})
+    (found,) = judge(seen, "check", lambda check: check.name == "container-differs").diagnoses
+    assert f" add {option} to its {runtime} run options" in found.fix.summary
+
+
+def test_tmpdir_is_no_remedy_for_a_full_home() -> None:
+    assert "TMPDIR" in only("disk_full/fires.json").fix.summary
+    home = only("disk_full/fires-home.json").fix.summary
+    assert ("TMPDIR" in home, "XDG_CACHE_HOME" in home) == (False, True)

@@ -33,9 +33,9 @@ def launch(
             show_default="torchrun",
             help="torchrun: static rendezvous. c10d: torchrun with the c10d rendezvous. "
             "launch: torch.distributed.launch, for PyTorch before 1.9. env: one process per rank, for env://. "
-            "tcp: for scripts that spawn their own processes; fills in {url}, "
-            "{world_size}, {rank}, {nnodes} and {node_rank} in ARGS; if ARGS contains none of these, adds --dist-url, "
-            "--world-size and --rank.",
+            "tcp: for scripts that spawn their own processes; fills in {url}, {world_size}, {rank}, {local_rank}, "
+            "{nnodes} and {node_rank} in ARGS; if ARGS contains none of {url}, {rank} and {node_rank}, adds "
+            "--dist-url, --world-size and --rank.",
         ),
     ] = None,
     rdzv: Annotated[bool, typer.Option("--rdzv", help="Same as --launcher c10d.")] = False,

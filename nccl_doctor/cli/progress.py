@@ -149,7 +149,7 @@ def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
 
 
 _DOES: dict[str, str] = {  # by stage, what a rank in it does
-    "none": "starting torchrun",
+    "none": "starting Python",
     "started": "importing torch",
     "torch": "looking for the master",
     "store": "joining the group",

@@ -109,11 +109,8 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
         if kind:
             full = {"lws": "leaderworkerset"}.get(kind, kind)
             _ask(f"get {full}s", *where, "get", full, name, "-o", "name", what=f"{what}{place}")
-        hint = (
-            "it has made none yet, or is suspended"
-            if kind
-            else "kubectl get pods --show-labels shows what labels there are"
-        )
+        labelled = " ".join(("kubectl get pods --show-labels", *where))
+        hint = "it has made none yet, or is suspended" if kind else f"{labelled} shows what labels there are"
         raise UsageError(f"--kube: {what} has no pods{place}; {hint}")
     groups = sorted({pod.metadata.labels.get(kube_facts.GROUP, "") for pod in pods})
     if len(groups) > 1:  # groups of a LeaderWorkerSet
@@ -150,8 +147,9 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
     except TimeoutError:
         raise UsageError(f"--kube: the cluster's API server did not answer within {SECONDS:.0f} s") from None
     except KubectlError as error:
+        asked = " ".join(("kubectl auth can-i", right, *(arguments[:2] if arguments[0] == "-n" else ())))
         words = {
-            "forbidden": f"you are not allowed to {right} (kubectl auth can-i {right}): ask its administrator",
+            "forbidden": f"you are not allowed to {right} ({asked}): ask its administrator",
             "unauthorized": "the cluster's API server does not know you; log in to it again",
             "gone": f"there is no {what}",
             "no-such-kind": "the cluster knows no objects of this kind",

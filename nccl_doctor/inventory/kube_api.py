@@ -255,20 +255,21 @@ def read_namespace(namespace: str) -> dict[str, Any]:
     within = ("-n", namespace)
     with ThreadPoolExecutor(3) as pool:
         answers: dict[str, Future[Any]] = {
-            "services": pool.submit(_asked, _services, "services", "services", *within),
-            "policies": pool.submit(_asked, _policies, "networkpolicies", "networkpolicies", *within),
-            "namespace_labels": pool.submit(_asked, _labels, "namespaces", "namespace", namespace),
+            "services": pool.submit(_asked, _services, "list services", namespace, "services", *within),
+            "policies": pool.submit(_asked, _policies, "list networkpolicies", namespace, "networkpolicies", *within),
+            "namespace_labels": pool.submit(_asked, _labels, "get namespaces", namespace, "namespace", namespace),
         }
     return {name: answer.result() for name, answer in answers.items()}
 
 
-def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed | Unknown:
+def _asked(read: Callable[[bytes], Typed], right: str, namespace: str, *arguments: str) -> Typed | Unknown:
+    what = right.partition(" ")[2]
     try:
         return read(kubectl("get", *arguments, "-o", "json", seconds=SECONDS))
     except TimeoutError:
         return unknown(f"the API server did not return the {what} within {SECONDS:.0f} s")
     except KubectlError as error:
-        no = f"you are not allowed to list {what} (kubectl auth can-i list {what})"
+        no = f"you are not allowed to {right} (kubectl auth can-i {right} -n {namespace})"
         return unknown(no if error.trouble == "forbidden" else f"{what}: {error.last}")
     except UsageError as error:
         return unknown(str(error))

@@ -63,14 +63,17 @@ class Hosts:
         return cls(None if file is None else ClusterSource(cluster).file, cluster)
 
     def __str__(self) -> str:
-        """Return the arguments that pass the hosts to ``nccl-doctor check``."""
-        names = fold([node.name for node in self.cluster.nodes])
-        return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
+        """Return the arguments that pass the hosts to nccl-doctor's commands."""
+        engine_words, origins = ClusterSource(self.cluster).engine_words, self.cluster.origins
+        if engine_words:
+            among = ((option, origins[option]) for option in ("-w", "-x") if option in origins)
+            return " ".join(shell.word(word) for pair in (*engine_words, *among) for word in pair if word is not None)
+        return self._names if self.file is None else shell.word(self.file)
 
     @property
     def key(self) -> str:
         """The string that identifies the list, based on the absolute path of the hosts file or on the host names."""
-        return str(self) if self.file is None else str(Path(self.file).resolve())
+        return self._names if self.file is None else str(Path(self.file).resolve())
 
     @property
     def identifier(self) -> str:
@@ -81,12 +84,16 @@ class Hosts:
     def digest(self) -> str | None:
         """The SHA-256 digest of the list's content, or None if the file can't be read."""
         if self.file is None:
-            return hashlib.sha256(str(self).encode()).hexdigest()
+            return hashlib.sha256(self.key.encode()).hexdigest()
         path = Path(self.file)
         try:
             return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
         except OSError:
             return None
+
+    @property
+    def _names(self) -> str:
+        return f"-w {shell.word(fold([node.name for node in self.cluster.nodes]))}"
 
 
 def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
@@ -134,7 +141,7 @@ def last_results(hosts: Hosts, environ: Mapping[str, str], now: float) -> LastRe
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
     """Return warnings if the last check is missing, old or incomplete, if it found errors, or if the hosts changed."""
-    again = f"nccl-doctor check {hosts}"
+    again = " ".join(map(shell.word, ("nccl-doctor", "check", *ClusterSource(hosts.cluster).check_words)))
     if last is None:
         return (f"{hosts} has not been checked yet; run: {again}",)
     warnings = []

@@ -64,7 +64,7 @@ class SlurmRequest:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)
         user = _USER.search(rest)
-        if user and int(user["uid"]) != os.getuid():
+        if self.steps and user and int(user["uid"]) != os.getuid():
             raise UsageError(f"Slurm job {job} belongs to {user['name']}, and only its own user can start steps in it")
         _refuse_unless_running(job, rest)
         place = SourceLocation(f"Slurm job {job}", is_file=False)
@@ -121,9 +121,10 @@ def request(
     return SlurmRequest(job, image, name, steps)
 
 
+_WITHOUT_SLURM = "unset SLURM_JOB_ID, leave out --slurm-job, and name the hosts with -w"
 _NO_SLURM = (
     "there is no {program} on this machine, and a job's nodes are found and entered with Slurm's own commands; run "
-    "where they are, or name the hosts (-w) and give --transport openssh"
+    f"where they are, or {_WITHOUT_SLURM}"
 )
 
 
@@ -155,7 +156,7 @@ def _scontrol(*words: str) -> str:
     if any("Invalid job id" in line for line in lines):
         gone = "Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
         raise UsageError(f"--slurm-job {words[-1]}: {gone}")
-    raise UsageError(f"Slurm could not be queried: {message}. To do without it, name the hosts: -w 'node[01-04]'")
+    raise UsageError(f"Slurm could not be queried: {message}. To do without Slurm, {_WITHOUT_SLURM}")
 
 
 def _refuse_unless_running(job: str, rest: str) -> None:

@@ -189,7 +189,8 @@ def _drain(descriptor: int, path: str, most: int, patience_s: float) -> bytes:
     wanted = most + 1
     while wanted > 0:
         if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise HostsFileError(path, None, f"nothing arrived through the pipe within {patience_s:g} s")
+            what = "the pipe was not closed" if chunks else "nothing arrived through the pipe"
+            raise HostsFileError(path, None, f"{what} within {patience_s:g} s")
         chunk = os.read(descriptor, wanted)
         if not chunk:
             break

@@ -14,7 +14,7 @@ from nccl_doctor.launch.line import SCRIPTS, batch_notes, divides, split_at_dash
 from nccl_doctor.launch.plan import LastResults, LaunchPlan, plan, secrets
 from nccl_doctor.launch.server_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.engine import place_of, placed
+from nccl_doctor.model.engine import place_of, placed, reaching
 from nccl_doctor.model.finding import on
 from nccl_doctor.nccl.versions import DIAGNOSTICS, diagnosable
 from nccl_doctor.text import shell
@@ -70,6 +70,9 @@ def _refuse(cluster: Cluster, wishes: Wishes) -> None:
         why = "starts no job in a container, where it would outlive its connection"
         hint = "start each host's line in its container, as --format shell prints them"
         raise UsageError(f"--format {wishes.form} {why}; {hint}")
+    if wishes.form in ("slurm", "ssh") and not reaching(cluster.nodes).launches:
+        hint = "start each pod's line in the pod, as --format shell prints them"
+        raise UsageError(f"--format {wishes.form} starts no job in pods; {hint}")
     if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun", "c10d"):
         raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
     if wishes.preflight and cluster.engine is not None and wishes.launcher is None:

@@ -138,10 +138,8 @@ def plan(
     """Return the plan of a job on a cluster; the hosts file takes precedence over the results in ``checked``."""
     unknown = [node.name for node in cluster.nodes if _count(node, checked.get(node.name)) is None]
     if unknown:
-        source = ClusterSource(cluster)
-        place = "give --nproc-per-node N" if source.file is None else f"set nproc_per_node in {source.file}"
-        check = " ".join(map(shell.word, ("nccl-doctor", "check", *source.check_words)))
-        hint = f"{place}, or run {check} first, which counts the GPUs"
+        check = " ".join(map(shell.word, ("nccl-doctor", "check", *ClusterSource(cluster).check_words)))
+        hint = f"give --nproc-per-node N, or run {check} first, which counts the GPUs"
         raise UsageError(f"how many ranks {fold(unknown)} should start is not known: {hint}")
     starts: list[NodeStart] = []
     for node in cluster.nodes:

@@ -68,9 +68,7 @@ class Step(FrozenModel):
         mends: name of the diagnosis whose fault the step fixes. ``message`` is the message of the diagnosis.
         undo: phrase that states what an undo of the step would restore, or None if the step can't be undone.
         survives_reboot: whether the change survives a reboot, or None if that depends on the machine.
-        boot_id: boot ID of the host at the time of the check. The step is not run if the boot ID has changed.
-        takes_back: number of the earlier step that this step undoes. ``undoes`` contains the facts about the earlier
-            step.
+        takes_back: number of the earlier step that this step undoes.
         settings: job variables that the step writes to the hosts file. A step with settings runs no command. The value
             None removes a variable.
     """
@@ -87,9 +85,10 @@ class Step(FrozenModel):
     message: str = ""
     undo: str | None = None
     survives_reboot: bool | None = None
+    # boot ID of the host at the time of the check; the step is not run if the boot ID has changed
     boot_id: str | None = Field(default=None, exclude=True)
     takes_back: int | None = None
-    undoes: Undo | None = Field(default=None, exclude=True)
+    undoes: Undo | None = Field(default=None, exclude=True)  # the facts about the earlier step
     operation: Operation | None = Field(default=None, exclude=True, repr=False)
     settings: dict[str, str | None] = Field(default_factory=dict)
 
@@ -141,7 +140,6 @@ class StepResult(FrozenModel):
         reason: why the step failed or was not run, or why its outcome is unknown.
         output: the end of the command's output.
         was_there: True if the command was not run because the change was already in place.
-        over: True if the step is an undo that had nothing left to undo.
         at: time in UTC, in ISO 8601 format with a precision of one second.
     """
 
@@ -152,7 +150,7 @@ class StepResult(FrozenModel):
     reason: str = ""
     output: str = ""
     was_there: bool = False
-    over: bool = Field(default=False, exclude=True)
+    over: bool = Field(default=False, exclude=True)  # True for an undo after which nothing is left to undo
     at: str = ""
 
     @property
@@ -180,10 +178,12 @@ class FixReport(Document):
 
     Attributes:
         note: remarks about the run that are shown to the user.
-        verdict: the last output line of the check that follows the run.
-        mended: diagnoses that no longer exist after the run. ``unjudged`` contains diagnoses that the check after the
-            run could neither confirm nor rule out. ``remaining`` contains diagnoses that still exist. ``new`` contains
-            diagnoses that appeared after the plan was made.
+        verdict: the last output line of the check after the run or, if no steps were chosen, of the check on which the
+            plan is based. The text is empty for an undo, and if the check after the run was not completed.
+        mended: diagnoses for which a step was run and that no longer exist. ``unjudged`` contains diagnoses for which a
+            step was run and that the check after the run could neither confirm nor rule out. ``remaining`` contains
+            diagnoses that still exist: those for which a step was run, and other warnings and errors. ``new`` contains
+            warnings and errors that appeared after the plan was made.
         undo_with: the command that undoes this run.
     """
 

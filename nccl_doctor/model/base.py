@@ -79,7 +79,7 @@ class FrozenModel(BaseModel):
 
 
 class Document(FrozenModel):
-    """Base class of the documents that commands print with ``-o json``.
+    """Base class of the documents that commands print as JSON.
 
     Later versions of nccl-doctor might add fields to a document but never change existing fields.
     """

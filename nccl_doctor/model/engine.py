@@ -84,6 +84,7 @@ def written(options: Mapping[str, object]) -> Iterator[str]:
 
 _NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")  # sources of hosts that are not files (inventory/load.py)
 _PIPES = ("/dev/", "/proc/")  # paths of ``<(command)`` and ``-``, which are gone when the next command runs
+_OF_A_JOB = "Slurm job "  # begins the source of a Slurm job's nodes (inventory/slurm.py)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class ClusterSource:
     def file(self) -> str | None:
         """The hosts file, or None if no file was given or if the file was a pipe, which can't be read again."""
         text = self.cluster.source
-        return None if self.engine_words or text in _NO_FILE or text.startswith(_PIPES) else text
+        return None if self.engine_words or text in _NO_FILE or text.startswith((*_PIPES, _OF_A_JOB)) else text
 
     @property
     def engine_words(self) -> OptionWords:

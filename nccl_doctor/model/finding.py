@@ -25,7 +25,8 @@ class Severity(str, Enum):
     """The severity of a fault.
 
     ``error`` means that the job will not start, will hang, or will compute wrong results. ``warning`` means that the
-    job might fail to start, hang, or compute wrong results. ``info`` means that the finding is only a note.
+    job might fail to start, hang, or compute wrong results, or that the job will be slow. ``info`` means that the
+    finding is only a note.
     """
 
     INFO = "info"
@@ -185,7 +186,8 @@ class Consequence(FrozenModel):
 class Diagnosis(FrozenModel):
     """A diagnosis of one fault: the register entry, the finding, and the consequences of the fault.
 
-    ``page`` is the URL of the page that explains the diagnosis, or None if the package names no website.
+    ``page`` is the URL of the page that explains the diagnosis, or None if the package names no website. The JSON
+    document omits ``page`` and ``entities`` if they are None.
     """
 
     code: str
@@ -215,8 +217,8 @@ class Gap(FrozenModel):
 class CheckResult(FrozenModel):
     """The result of a check on all hosts.
 
-    ``reason`` explains an outcome other than "pass". ``looked_at`` names the facts and the hosts on which the verdict
-    is based.
+    ``reason`` explains an outcome other than "pass" and "found", and is None for these two. ``looked_at`` names the
+    facts and the hosts on which the outcome "pass" is based, and is None for all other outcomes.
     """
 
     code: str

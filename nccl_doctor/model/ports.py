@@ -161,18 +161,19 @@ class Elsewhere(Observed):
 class Suggestion(FrozenModel):
     """A port that can be used instead of an occupied port.
 
-    The suggested port is free on ``hosts``, and ``command`` sets this port for the next launch. ``master`` is the
-    address at which the job's ranks connect to the port, or None for the report's ``host``. If the firewall allows only
-    ports in the ephemeral range, ``reserve`` is a command line that keeps outgoing connections from using the suggested
-    port. ``starts`` contains command lines that start a job on the suggested port. These command lines use the launcher
-    of the job that occupied the old port or, if this launcher is unknown or can't set the port, torch's launchers.
+    ``command`` sets this port for the next launch.
     """
 
     port: int
     command: str
-    hosts: Annotated[tuple[str, ...], Field(exclude=True)]
+    hosts: Annotated[tuple[str, ...], Field(exclude=True)]  # the suggested port is free on these hosts
+    # address at which the job's ranks connect to the port, or None for the report's ``host``
     master: Annotated[str | None, Field(exclude=True)] = None
+    # if the firewall allows only ports in the ephemeral range, a command line that keeps outgoing connections from
+    # using the suggested port
     reserve: Annotated[str | None, Field(exclude=True)] = None
+    # command lines that start a job on the suggested port, with the launcher of the job that occupied the old port or,
+    # if this launcher is unknown or can't set the port, with torch's launchers
     starts: Annotated[tuple[str, ...], Field(exclude=True)] = ()
 
 

@@ -96,8 +96,9 @@ class MachineLoad(FrozenModel):
     """The load on a machine.
 
     Attributes:
-        queue: number of runnable processes, averaged over one minute (proc_loadavg(5)).
-        cpus: number of CPUs that the runnable processes share.
+        queue: number of processes that were runnable or in an uninterruptible sleep, averaged over one minute
+            (proc_loadavg(5)).
+        cpus: number of CPUs that the processes share.
         lag_s: largest delay, in seconds, with which a thread of nccl-doctor woke up, or None if the delay was not
             measured.
     """
@@ -148,8 +149,9 @@ The first attempt to connect has a time limit of a few seconds, and the second a
 class FailedDial(Observed):
     """A TCP connection attempt from ``src`` to ``dst`` that did not reach nccl-doctor's listener.
 
-    ``error`` is the name of an errno value. ``seconds`` (the duration of the attempt) and ``source_port`` (the local
-    port) are None if they were not recorded.
+    ``error`` is the name of an errno value, "SILENT" if the connection was accepted but no data arrived, an error
+    message (for example, if the lookup of a host name failed), or None. ``seconds`` (the duration of the attempt) and
+    ``source_port`` (the local port) are None if they were not recorded.
     """
 
     src: str
@@ -182,7 +184,9 @@ class MeshReport(FrozenModel):
     """The results of connection tests between hosts.
 
     ``pairs`` is the number of ordered pairs of hosts, ``tested`` is the number of tested pairs, and ``ports`` contains
-    the tested ports of each host. ``sample`` describes the tested pairs, or is None if all pairs were tested.
+    the tested ports of each host. ``sample`` describes the sample of pairs that was to be tested, or is None if all
+    pairs were to be tested. If ``sample`` is None and ``tested`` is less than ``pairs``, some pairs could not be
+    tested.
     """
 
     hosts: int
@@ -250,7 +254,8 @@ class RankReport(Observed):
         error_kind: "wrong-sum" if the all-reduce computed a wrong sum, "no-nccl" if torch was built without NCCL, or
             None in all other cases.
         pid: the rank's PID on the host. ``torch`` and ``nccl`` are the versions that the rank loaded.
-        times: seconds from the rank's start to each stage.
+        times: seconds until the rank reached each stage, counted from the moment at which the host was told to start
+            its ranks.
         exit_code: the exit status (exit(3)). ``signal`` is the number of the signal that killed the rank.
         state: process state of a rank that had to be killed (proc(5)), such as "D nfs_wait" if the rank was waiting in
             the kernel.
@@ -370,10 +375,13 @@ class LinkShare(FrozenModel):
     """The slowest link in an all-reduce over several machines.
 
     Attributes:
-        name: the link's interfaces or RDMA devices on ``host``, such as "eno1".
+        name: the link's interfaces or RDMA devices on ``host``, such as "eno1", or "what --rate measured" if the speed
+            of a link is unknown and ``gb_per_s`` is the measured TCP throughput.
         gb_per_s: maximum rate in each direction, in GB/s (10⁹ bytes per second).
-        links: the links whose rates add up to ``gb_per_s``, such as "one 100 Gb/s link".
-        share: measured rate as a fraction of ``gb_per_s``, from 0 to 1.
+        links: the links whose rates add up to ``gb_per_s``, such as "one 100 Gb/s link". If PCIe slots limit
+            ``gb_per_s`` to less, the text ends with ", less by PCIe".
+        share: highest measured bus bandwidth as a fraction of ``gb_per_s``. The fraction can exceed 1, because some
+            algorithms send less data over the link than a ring does.
     """
 
     host: str
@@ -386,14 +394,23 @@ class LinkShare(FrozenModel):
 class AllReduceReport(FrozenModel):
     """The result of the all-reduce.
 
-    The fields have the same meaning as in :class:`~nccl_doctor.snapshot.smoke.Smoke`.
+    Attributes:
+        reason: why this backend was used.
+        diagnostics: result of NCCL's own diagnostics (NCCL 2.31 and later) as a phrase, or None if the diagnostics did
+            not run.
+        outcome: "failed" if a rank failed or died, "timeout" if the deadline passed, or "wrong-result" if a sum was
+            wrong.
+        sizes: results for each message size. The list is empty if there is only one rank.
+        link: the slowest link, or None if all ranks ran on one machine or the link's speed is unknown.
+        rings: ranks in the order of each channel's ring. ``trees`` contains each rank's trees as NCCL prints them.
+        rdma_grown: increases in the counters of RDMA ports during the all-reduce, keyed by host and port.
+        isolation: result of repeating the all-reduce in groups of hosts, or None if there is no result.
     """
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""
     world_size: int
     ok: bool
-    # result of NCCL's own diagnostics (2.31 and later), as a phrase; None if they did not run
     diagnostics: str | None = None
     outcome: Literal["ok", "failed", "timeout", "wrong-result"]
     ranks: tuple[RankReport, ...]

@@ -328,7 +328,7 @@ def _exports(answers: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
         if side.set:
             lines = tuple(str(made) for name, value in side.set.items() if (made := export(name, value)))
             by_setting.setdefault(lines, []).append(side.name)
-    alike = len(by_setting) == 1  # one block for all hosts
+    alike = len(by_setting) == 1 and all(side.set for side in answers)  # one block for all hosts
     return tuple(Exports(hosts=None if alike else tuple(hosts), lines=lines) for lines, hosts in by_setting.items())
 
 

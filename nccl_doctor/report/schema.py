@@ -1,4 +1,4 @@
-"""Generates a JSON Schema for the documents that a command prints with ``-o json``, from the documents' models.
+"""Generates a JSON Schema for the JSON documents that a command prints, from the documents' models.
 
 Later versions of nccl-doctor keep all fields of a schema, but might add new fields. A schema contains no enumerations
 to which later versions of nccl-doctor might add values. A schema also contains no limits on values, because these
@@ -63,7 +63,7 @@ def schema_of(command: str) -> dict[str, Any]:
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:nccl-doctor:schema:{command}:{SCHEMA}",
-        "title": f"nccl-doctor {command} -o json, schema {SCHEMA}",
+        "title": f"nccl-doctor {command} {'--format' if command == 'launch' else '-o'} json, schema {SCHEMA}",
     }
     return {**made, **head}
 

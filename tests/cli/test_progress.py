@@ -182,6 +182,6 @@ def test_the_all_reduce_names_only_who_is_behind() -> None:
 def test_hosts_that_are_behind_alike_are_folded() -> None:
     wait = Wait("all-reduce", FOUR, 60.0, stages={"node1": "store", "node4": "torch"})
     assert wait.line(2.0) == (
-        "all-reduce  1 of 4 hosts joining the group, node[2-3] still starting torchrun, "
+        "all-reduce  1 of 4 hosts joining the group, node[2-3] still starting Python, "
         "node4 still looking for the master, 2 of 60 s"
     )

@@ -103,7 +103,8 @@ PROGRAMS = {
     "cat": r"/proc/net/bonding/[^\s/]+",
     "sysctl": r"-w net\.netfilter\.nf_conntrack_max=\d{6,8}|-w vm\.overcommit_memory=0|-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
     r"|neigh\.default\.gc_thresh\d=\d+|conf\.[\w.@-]+\.rp_filter=2))+",
-    "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1|link set (dev )?[\w.@-]+ (up|mtu \d+)",
+    "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1|link set (dev )?[\w.@-]+ (up|mtu \d+)|rule show"
+    r"|route get [0-9a-f.:]+ ipproto tcp dport \d+",
     "mount": r"-o remount,size=\d+g /dev/shm|-t tmpfs -o mode=1777 tmpfs /dev/shm",
     "mkdir": "-p /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",

@@ -190,7 +190,20 @@ def test_what_may_not_be_read_of_the_namespace_is_unknown(asked: Asked) -> None:
     assert isinstance(told.policies, Unknown)
     assert "is not a list of network policies" in told.policies.reason
     assert isinstance(told.namespace_labels, Unknown)
-    assert "kubectl auth can-i list namespaces" in told.namespace_labels.reason
+    assert told.namespace_labels.reason == (
+        "you are not allowed to get namespaces (kubectl auth can-i get namespaces -n default)"
+    )
+
+
+def test_what_is_refused_or_missing_is_asked_about_in_the_same_namespace(asked: Asked) -> None:
+    asked({})
+    with pytest.raises(UsageError, match=r"to list pods \(kubectl auth can-i list pods -n ml\): ask"):
+        cluster(KubeRequest("job/train", namespace="ml"))
+    with pytest.raises(UsageError, match=r"to list pods \(kubectl auth can-i list pods\): ask"):
+        cluster(KubeRequest("job/train"))
+    asked({"pods": {"items": []}})
+    with pytest.raises(UsageError, match=r"; kubectl get pods --show-labels -n ml shows what labels there are"):
+        cluster(KubeRequest(selector="app=train", namespace="ml"))
 
 
 def test_policies_are_read_as_they_are_meant(asked: Asked) -> None:

@@ -80,6 +80,25 @@ def test_names_without_a_file_are_remembered_too(environ: dict[str, str]) -> Non
     assert doubts(checked(hosts, environ, {}), hosts, time.time()) == ()
 
 
+def test_what_an_engine_lists_is_told_with_the_options_that_list_it(environ: dict[str, str]) -> None:
+    asked = ["--kube", "job/train", "-n", "ml"]
+    pods = Hosts(
+        None, patched({"cluster": {"source": "--kube job/train", "access": {"kube": {"asked": asked}}}}).cluster
+    )
+    words = "--kube job/train -n ml"
+    assert doubts(None, pods, 0.0) == (f"{words} has not been checked yet; run: nccl-doctor check {words}",)
+    named = patched({}).cluster
+    nodes = tuple(node.model_copy(update={"access": {"slurm": {"job": "7"}}}) for node in named.nodes)
+    origins = {"-x": "node4", "node1.env.TOKEN": "--env"}
+    env = tuple(node.model_copy(update={"env": {"TOKEN": "t"}}) for node in nodes)
+    steps = Hosts(None, named.model_copy(update={"source": "Slurm job 7", "nodes": env, "origins": origins}))
+    failed = checked(steps, environ, {"cluster": {"master_addr": "127.0.0.1"}, "smoke": {"$skipped": "x"}})
+    (one,) = doubts(failed, steps, time.time())
+    assert one.startswith("the last check of --slurm-job 7 -x node4 failed: master-addr-loopback (node1); ")
+    assert one.endswith("; nccl-doctor check --slurm-job 7 -x node4 --env TOKEN=t says what to do")
+    assert steps.key == "-w 'node[1-3]'"
+
+
 def test_a_state_that_can_not_be_kept_or_read_is_no_failure(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     environ = {"XDG_STATE_HOME": str(tmp_path / "file")}

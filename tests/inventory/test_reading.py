@@ -84,6 +84,8 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: p
     writer = os.open(fifo, os.O_RDWR)
     try:
         assert refusal(fifo) == "F: nothing arrived through the pipe within 0.05 s"
+        os.write(writer, b"hosts:\n")
+        assert refusal(fifo) == "F: the pipe was not closed within 0.05 s"
     finally:
         os.close(writer)
 

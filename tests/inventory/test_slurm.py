@@ -117,10 +117,18 @@ def test_a_job_that_cant_be_entered_is_a_sentence(case: tuple[dict[str, str], st
     other, words = case
     patch = pytest.MonkeyPatch()
     with patch.context() as context:
+        context.setattr("shutil.which", lambda _program: "/usr/bin/srun")
         context.setattr(slurm, "_scontrol", lambda *_words: JOB.format(**PLAIN | other))
         with pytest.raises(UsageError) as told:
-            SlurmRequest("7", steps=False).read(None, {})
+            SlurmRequest("7").read(None, {})
     assert str(told.value).startswith(words)
+
+
+def test_the_nodes_of_another_users_job_are_reached_over_ssh(scontrol: Any) -> None:
+    scontrol(user="bob(77)")
+    entries = SlurmRequest("7", steps=False).read(None, {}).entries
+    assert [entry.name.value for entry in entries] == ["node1", "node2", "node3"]
+    assert not any(entry.access for entry in entries)
 
 
 def test_several_jobs_of_one_number_are_told_apart(scontrol: Any) -> None:
@@ -131,7 +139,7 @@ def test_several_jobs_of_one_number_are_told_apart(scontrol: Any) -> None:
 
 def test_where_slurm_is_not_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _program: None)
-    with pytest.raises(UsageError, match=r"there is no srun on this machine.*give --transport openssh"):
+    with pytest.raises(UsageError, match=r"there is no srun on this machine.*, or unset SLURM_JOB_ID, "):
         cluster()
 
     def away(*_argv: Any, **_options: Any) -> None:
@@ -231,4 +239,4 @@ def test_what_scontrol_says_last_is_quoted_by_whole_words_with_the_way_out(
         "Slurm could not be queried: scontrol: fatal: Could not establish a configuration source and"
     )
     assert words.startswith(quoted.removeprefix("Slurm could not be queried: ") + " ")
-    assert way_out == "To do without it, name the hosts: -w 'node[01-04]'"
+    assert way_out == "To do without Slurm, unset SLURM_JOB_ID, leave out --slurm-job, and name the hosts with -w"

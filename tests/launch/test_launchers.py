@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.launched import Wishes, launched
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
-from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
+from nccl_doctor.launch.plan import CheckedHost, LastResults, LaunchPlan, plan
 from nccl_doctor.launch.slurm_job import script as slurm_script
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.text import shell
@@ -79,7 +80,7 @@ def test_hosts_named_by_an_option_are_told_what_an_option_says() -> None:
         UsageError, match=r"give --nproc-per-node N, or run nccl-doctor check -w 'node\[1-2\]' --user ann first"
     ):
         job(None, None, source="-w", access={"ssh": {"user": "ann"}})
-    with pytest.raises(UsageError, match=r"set nproc_per_node in h.yaml, or run nccl-doctor check h.yaml first"):
+    with pytest.raises(UsageError, match=r"give --nproc-per-node N, or run nccl-doctor check h.yaml first"):
         job(None, source="h.yaml")
 
 
@@ -93,6 +94,15 @@ def test_variables_for_the_next_failure_yield_to_those_of_the_job() -> None:
 )
 def test_a_job_is_named_after_its_script(script: str, name: str) -> None:
     assert job(1, script=(script,)).name == name
+
+
+@pytest.mark.parametrize("form", ["slurm", "ssh"])
+def test_pods_have_lines_of_their_own_alone(form: str) -> None:
+    pods = cluster(2, 2, access={"kube": {"namespace": "ml", "pod": "a", "container": "c"}})
+    known = LastResults({}, None, ())
+    assert len(launched(pods, ("train.py",), Wishes(), known).commands) == 2
+    with pytest.raises(UsageError, match=f"--format {form} starts no job in pods; start each pod's line in the pod"):
+        launched(pods, ("train.py",), Wishes(form=form), known)
 
 
 def ssh_line(made: LaunchPlan) -> str:

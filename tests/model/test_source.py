@@ -46,7 +46,7 @@ def test_what_was_left_out_stays_left_out() -> None:
     assert ClusterSource(cluster("hosts.yaml", origins={"-x": "node4"})).arguments == ("hosts.yaml", "-x", "node4")
 
 
-@pytest.mark.parametrize("source", ["-w", "SLURM_JOB_NODELIST", "/dev/fd/63", "/proc/self/fd/11"])
+@pytest.mark.parametrize("source", ["-w", "SLURM_JOB_NODELIST", "Slurm job 7", "/dev/fd/63", "/proc/self/fd/11"])
 def test_without_a_file_to_read_again_all_of_it_is_said(source: str) -> None:
     words = ClusterSource(OPTIONS.applied(cluster(source))).arguments
     assert words[:2] == ("-w", "node[1-3]")

@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.cluster_nccl import answers, answers_for
@@ -10,7 +12,7 @@ from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.system import LibncclAnswer
 from nccl_doctor.text.inet import address_of
-from tests.checks.snapshots import load, patched
+from tests.checks.snapshots import UNREACHABLE, load, patched
 
 FIXTURES = Path(__file__).parents[1] / "checks" / "interfaces"
 
@@ -148,6 +150,28 @@ def test_an_address_names_its_interface_on_each_host_and_what_to_set() -> None:
         (("eno1", "10.0.0.3"), "is on the net of 10.0.0.2, 10.0.0.0/24"),
     ]
     assert found.exports[0].lines == ("export NCCL_SOCKET_IFNAME='=eno1'", "export GLOO_SOCKET_IFNAME=eno1")
+    assert [block.hosts for block in found.exports] == [None]
+
+
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        (
+            {"facts": {"interfaces": {"addresses": [
+                {"interface": "eno1", "family": "inet", "address": "10.9.0.3", "netmask": "255.255.255.0"},
+            ]}}},
+            "no interface has 10.0.0.1 or another address of 10.0.0.0/24",
+        ),
+        (
+            {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "timed out", "facts": UNREACHABLE}},
+            "not known: the host was not reached",
+        ),
+    ],
+)  # fmt: skip
+def test_a_setting_names_its_hosts_if_another_host_has_no_interface_to_set(patch: dict[str, Any], why: str) -> None:
+    found = answers_for(patched({"hosts": {"node3": patch}}), address_of("10.0.0.1"))
+    assert (found.hosts[2].reason, found.hosts[2].set) == (why, {})
+    assert [block.hosts for block in found.exports] == [("node1", "node2")]
 
 
 def test_an_address_of_an_interface_that_nccl_does_not_take_says_which_it_takes() -> None:

@@ -21,6 +21,7 @@ def test_each_command_has_a_schema_that_is_one(command: str, tmp_path: Path) -> 
     made = schema_of(command)
     jsonschema.Draft202012Validator.check_schema(made)
     assert made["$id"] == f"urn:nccl-doctor:schema:{command}:1"
+    assert made["title"] == f"nccl-doctor {command} {'--format' if command == 'launch' else '-o'} json, schema 1"
     assert json.loads(run("schema", command, cwd=tmp_path).stdout) == made
 
 

@@ -31,6 +31,7 @@ SAID = [
             "slurmstepd: error: pyxis: printing enroot log file:",
         ],
     ),
+    ("failed", ["srun: error: Unable to create step for job 7: Requested node configuration is not available"]),
     ("failed", ["srun: error: a word that nobody has seen before"]),
 ]
 
@@ -47,6 +48,14 @@ def test_words_of_srun(case: tuple[str, list[str]]) -> None:
     assert failure.facts.model_dump() == {"job": "7", "node": "node2", "reason": reason, "late": False}
     assert not any(line.startswith("srun: ") for line in failure.evidence)
     assert failure.remedy
+
+
+def test_an_option_that_srun_lacks_is_told_apart_by_who_gave_it() -> None:
+    own = classify("node2", OPTIONS, ["srun: unrecognized option '--overlap'"], late=False, started=False)
+    assert "Slurm 20.11 or later" in own.remedy
+    container = SlurmOptions(job="7", container_image="pytorch")
+    given = classify("node2", container, SAID[4][1], late=False, started=False)
+    assert "pyxis" in given.remedy
 
 
 def test_silence_is_told_apart_by_whether_slurm_has_the_step() -> None:

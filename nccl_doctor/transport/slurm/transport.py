@@ -77,10 +77,14 @@ _CAUSES = (  # srun's messages that show a cause, with its reason, detail and re
         "See whether scontrol ping answers; where it is only busy, check again.",
     ),
     (
-        r"Requested nodes are busy|temporarily disabled|Requested node configuration is not available",
+        r"Requested nodes are busy|temporarily disabled",
         "busy",
         "did not start the job step: Slurm has no free resources for it on the node",
-        "Wait until the node's other steps end, or start them with --overlap, too.",
+        (
+            "Check again, because Slurm might still be ending another step; if the message stays, see the node's state "
+            "(scontrol show node). Before Slurm 22.05, --overlap shares only CPUs, so another step might hold the "
+            "node's memory or GPUs until it ends."
+        ),
     ),
 )
 
@@ -94,6 +98,8 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
     shown = [cause for pattern, *cause in _CAUSES if any(re.search(pattern, line) for line in lines)]
     if shown:
         reason, detail, remedy = shown[0]
+        if reason == "option" and not options.container:
+            remedy = "nccl-doctor needs srun's --overlap, that is, Slurm 20.11 or later; or use --transport openssh."
     elif started:
         here = socket.gethostname().partition(".")[0]
         reason, detail = "no-way-back", f"began the step, and nothing of it came back to this machine ({here})"

@@ -141,7 +141,7 @@ def last_results(hosts: Hosts, environ: Mapping[str, str], now: float) -> LastRe
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
     """Return warnings if the last check is missing, old or incomplete, if it found errors, or if the hosts changed."""
-    again = " ".join(map(shell.word, ("nccl-doctor", "check", *ClusterSource(hosts.cluster).check_words)))
+    again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"{hosts} has not been checked yet; run: {again}",)
     warnings = []

@@ -95,7 +95,7 @@ def test_what_an_engine_lists_is_told_with_the_options_that_list_it(environ: dic
     failed = checked(steps, environ, {"cluster": {"master_addr": "127.0.0.1"}, "smoke": {"$skipped": "x"}})
     (one,) = doubts(failed, steps, time.time())
     assert one.startswith("the last check of --slurm-job 7 -x node4 failed: master-addr-loopback (node1); ")
-    assert one.endswith("; nccl-doctor check --slurm-job 7 -x node4 --env TOKEN=t says what to do")
+    assert one.endswith("; nccl-doctor check --slurm-job 7 -x node4 says what to do")
     assert steps.key == "-w 'node[1-3]'"
 
 

@@ -15,6 +15,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 import time
 from typing import Any, Iterator, NamedTuple
 
@@ -313,6 +314,7 @@ def _dump(port: int, extensions: int, timeout_s: float, states: int) -> Iterator
 RTM_GETROUTE = 26
 RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
 RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
+RTA_VIA = 18
 TIMEOUT_S = 2.0
 REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
 """Route types (linux/rtnetlink.h) that reject packets, and the error that each type causes."""
@@ -430,10 +432,12 @@ def parse_way(message: bytes) -> dict[str, Any]:
     if kind == NLMSG_ERROR:
         raise refusal(body)
     family, values = body[0], attributes(body[_ROUTE.size :])
-    gateway, source = values.get(RTA_GATEWAY), values.get(RTA_PREFSRC)
+    gateway, source, of_gateway = values.get(RTA_GATEWAY), values.get(RTA_PREFSRC), family
+    if RTA_VIA in values:  # a gateway of the other address family (struct rtvia in linux/rtnetlink.h)
+        of_gateway, gateway = int.from_bytes(values[RTA_VIA][:2], sys.byteorder), values[RTA_VIA][2:]
     return {
         "dev": socket.if_indextoname(NUMBER.unpack(values[RTA_OIF])[0]) if RTA_OIF in values else None,
-        "gateway": socket.inet_ntop(family, gateway) if gateway else None,
+        "gateway": socket.inet_ntop(of_gateway, gateway) if gateway else None,
         "prefers": socket.inet_ntop(family, source) if source else None,
         "table": NUMBER.unpack(values[RTA_TABLE])[0] if RTA_TABLE in values else None,
     }

@@ -271,12 +271,14 @@ SLURM = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>[0-9A-Za-z_]+))?")
 """Pattern of the control groups of Slurm jobs, such as slurm/uid_1000/job_77/step_0 and slurmstepd.scope/job_77/step_0.
 """
 CONTAINER = re.compile(
-    r"(?:^|[/:-])(?P<runtime>docker|libpod|cri-containerd|crio|lxc|machine)[-/.](?:payload[./])?(?P<name>[0-9A-Za-z_.-]+)"
+    r"(?:^|[/:-])(?P<runtime>docker|libpod|cri-containerd|crio|lxc|machine)(?:[-/]|\.payload[./])(?!conmon-)"
+    r"(?P<name>[0-9A-Za-z_.-]+)"
 )
 """Pattern of the control groups of containers.
 
 Examples of matches are docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and
-crio-ID.scope (Kubernetes), and lxc.payload.NAME (LXC).
+crio-ID.scope (Kubernetes), and lxc.payload.NAME (LXC). docker.service, machine.slice and Podman's monitor
+(libpod-conmon-ID.scope) are no containers.
 """
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
 """Pattern of the control group that a login gets through pam_systemd, such as

@@ -153,7 +153,7 @@ PROGRAMS = {  # by name, with its purpose; no other program is run
     "lspci": "which PCIe bridges redirect",
     "systemctl": "the state of the Fabric Manager",
     "nv-fabricmanager": "its version, where it does not run",
-    "ldconfig": "where ld.so finds libnccl",
+    "ldconfig": "where ld.so finds libnccl and libcuda",
     "ldd": "which of several libnccl torch's own library gets; a script that starts ld.so",
     "py-spy": "the stacks of ranks",
     "nft": "packet filters",

@@ -200,6 +200,37 @@ def test_dmabuf_needs_the_open_modules_and_a_kernel(version: str | None, kernel:
     assert hardware.dmabuf(version, kernel) is possible
 
 
+@pytest.mark.parametrize(
+    ("line", "built"),
+    [
+        ("updates/dkms/nvidia-peermem.ko.zst: updates/dkms/nvidia.ko.zst kernel/drivers/infiniband/core/ib_core.ko.zst", True),
+        ("extra/nvidia-peermem.ko.xz: extra/mlnx-ofa_kernel/drivers/infiniband/core/ib_core.ko extra/nvidia.ko.xz", True),
+        ("updates/dkms/nvidia-peermem.ko.zst:", False),
+        ("kernel/drivers/infiniband/core/rdma_cm.ko: kernel/drivers/infiniband/core/ib_core.ko", False),
+    ],
+)  # fmt: skip
+def test_an_nvidia_peermem_that_does_not_use_ib_core_is_a_stub(line: str, built: bool) -> None:
+    """It depends on nothing then, and can't be loaded (nvidia-peermem.c)."""
+    text = f"kernel/net/ipv6/ipv6.ko:\n{line}\nkernel/net/9p/9pnet.ko:"
+    assert (hardware.RDMA_PEERMEM.search(text) is not None) is built
+
+
+@pytest.mark.parametrize(
+    ("path", "main"),
+    [
+        ("updates/dkms/nvidia.ko.zst", True),
+        ("updates/dkms/nvidia-current.ko", True),
+        ("updates/dkms/nvidia-tesla-535-open.ko.xz", True),
+        ("updates/dkms/nvidia-legacy-390xx.ko", True),
+        ("updates/dkms/nvidia-current-open-drm.ko.xz", False),
+        ("updates/dkms/nvidia-fs.ko", False),
+        ("kernel/drivers/i2c/busses/i2c-nvidia-gpu.ko", False),
+    ],
+)
+def test_the_drivers_main_module_and_debians_names_of_it(path: str, main: bool) -> None:
+    assert (hardware.MODULE.search(f"{path}:") is not None) is main
+
+
 def record(text: str, seconds: float) -> str:
     return f"4,1234,{int(seconds * 1e6)},-;{text}\n SUBSYSTEM=pci\n"
 
@@ -213,10 +244,14 @@ def test_xids_of_the_last_day() -> None:
         ),
         record("nvidia 0000:65:00.0: enabling device", now - 50),
         record("NVRM: Xid (0000:C1:00): 31, Ch 00000010, MMU Fault", now - 40),
+        record("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: SM (0x1).", now - 30),
+        record("NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 43, pid=7194, Ch 00000018", now - 20),
     ]
     assert [(x["number"], x["bus_id"], x["age_s"]) for x in hardware.parse_xids(records, now)] == [
         (79, "0000:65:00", 60.0),
         (31, "0000:c1:00", 40.0),
+        (94, "0000:01:00", 30.0),
+        (43, "0000:01:00", 20.0),
     ]
 
 

@@ -15,6 +15,7 @@ from nccl_doctor.probe.tools import Unavailable
 from tests.patience import LONG_S
 
 PROBE = Path(probe.__file__).parent
+BUILT_IN = {"dict", "frozenset", "list", "set", "tuple", "type"}
 STARTING = {"Popen", "run", "call", "check_call", "check_output", "system", "popen", "fork", "forkpty"}
 STARTERS = {
     "tools.py": "a program of the list, for its output",
@@ -166,3 +167,16 @@ def test_in_a_user_namespace_whoever_has_no_number_there_is_a_stranger(
     told = {"/proc/self/uid_map": "0 1000 1\n1 100000 65536", "/proc/sys/kernel/overflowuid": "65534"}
     monkeypatch.setattr(tools, "read", told.get)
     assert tools.weak_place(str(path)) == str(path)
+
+
+def test_no_type_is_subscripted_where_python_3_8_evaluates_it() -> None:
+    """vermin does not see it; with __future__.annotations, only annotations are left alone."""
+    bad = []
+    for path in PROBE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        hints = (getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns"))
+        left_alone = {id(inner) for hint in hints if hint is not None for inner in ast.walk(hint)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in BUILT_IN:
+                bad += [f"{path.name}:{node.lineno}"] if id(node) not in left_alone else []
+    assert bad == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nccl_doctor.probe.netlink import find_refusal, look_up, way_request
+from tests.lab.cluster import Lab
 
 
 def asked(to: str, source: str | None = None, iif: str | None = None) -> dict[str, Any]:
@@ -25,6 +28,19 @@ def test_this_machine_reaches_itself() -> None:
 def test_a_request_is_as_long_as_it_says(family: str) -> None:
     message = way_request(7, family, family, "lo")
     assert int.from_bytes(message[:4], "little") == len(message)
+
+
+@pytest.mark.lab
+def test_a_gateway_of_the_other_family(fresh_lab: Lab) -> None:
+    """As with BGP unnumbered (RFC 5549)."""
+    host = fresh_lab.host("node1")
+    host.run("ip route add 10.9.0.0/16 via inet6 fe80::1 dev eth0")
+    script = (
+        "from nccl_doctor.probe.netlink import look_up; "
+        "print(look_up([{'to': '10.9.0.1', 'source': None, 'iif': None}])[0]['gateway'])"
+    )
+    done = host.run([sys.executable, "-c", script], env={"PYTHONPATH": str(Path(__file__).parents[2])})
+    assert done.stdout == "fe80::1\n"
 
 
 MAIN, OTHER = 254, 77

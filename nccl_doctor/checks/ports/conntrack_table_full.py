@@ -1,16 +1,18 @@
 """A host's conntrack table is full, or has too few free entries for the job.
 
 What it means: with a stateful firewall, NAT or kube-proxy, the kernel keeps an entry for each connection in its
-conntrack table. The table holds at most `net.netfilter.nf_conntrack_max` entries, which all programs and containers
-share. If the table is full, the kernel drops packets of new connections, even if the firewall's rules allow the
-connections. Different ranks hang in each run, and "nf_conntrack: table full, dropping packet" appears in the kernel
-log.
+conntrack table. The table holds at most `net.netfilter.nf_conntrack_max` entries, which all programs in the host's
+network namespace share. The connections of most containers are also counted in this namespace. If the table is full,
+the kernel drops packets of new connections, even if the firewall's rules allow the connections. Different ranks hang in
+each run, and "nf_conntrack: table full, dropping packet" appears in the kernel log.
 
 How we know: nccl-doctor reads nf_conntrack_count and nf_conntrack_max on each host. A host is reported if less than a
 tenth of the table is free, or if the job's connections need more entries than are free (see ephemeral-ports-few for the
 estimate).
 
-Fix: raise the limit of the conntrack table. An entry occupies about 300 bytes of memory. Entries of closed connections
+Fix: raise the limit of the conntrack table. The setting exists only once the kernel module nf_conntrack is loaded, so a
+permanent limit needs nf_conntrack in a .conf file in /etc/modules-load.d, too. kube-proxy sets the limit itself when it
+starts (--conntrack-max-per-core). An entry occupies about 300 bytes of memory. Entries of closed connections
 remain for a few minutes, but entries of connections that were never closed remain for five days
 (nf_conntrack_tcp_timeout_established). Find out which program opens most of the connections.
 
@@ -66,8 +68,9 @@ def conntrack_table_full(view: View) -> Findings:
             details=Details(failed=failed_where(view, lost.__contains__)),
             severity=Severity.ERROR if full else None,
             fix=pasted(
-                "Raise the limit (for good: the same setting in /etc/sysctl.d/), and find out what has so many "
-                "connections (conntrack -L):",
+                "Raise the limit (for good: the same setting in a .conf file in /etc/sysctl.d, and nf_conntrack in one "
+                "in /etc/modules-load.d, since the setting exists only once that module is loaded), and find out what "
+                "has so many connections (conntrack -L):",
                 on_each(hosts, SysctlSet(((MAX, str(raised)),), (str(most),))) if raised > most else (),
                 needs_root=True,
             ),

@@ -94,7 +94,7 @@ def installed(folders: list[str]) -> dict[str, str]:
 
 def raylets() -> list[str]:
     """Return the addresses of the user's Ray nodes that are running in this network namespace."""
-    addresses = set[str]()
+    addresses: set[str] = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may end meanwhile
             if read(f"/proc/{pid}/comm") == "raylet" and os.stat(f"/proc/{pid}").st_uid == os.geteuid():

@@ -28,7 +28,18 @@ AMD_CLASSES = (*GPU_CLASSES, "0x0380", "0x1200")
 VENDORS = {NVIDIA: "nvidia", AMD: "amd"}
 NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD*")
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
+FABRIC_MANAGER = "nv-fabricmanage"  # the kernel's name of the process nv-fabricmanager has 15 characters
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+RDMA_PEERMEM = re.compile(r"^\S*/nvidia-peermem\.ko\S*:.*/ib_core\.ko", re.MULTILINE)
+"""Pattern of the line in modules.dep for an nvidia_peermem that was built with RDMA peer memory.
+
+Without RDMA peer memory, the module is a stub that does not depend on ib_core, and modprobe ends with EINVAL
+(nvidia-peermem.c).
+"""
+MODULE = re.compile(r"/nvidia(?:-(?:current|tesla|legacy)(?:-\d\w*)?(?:-open)?)?\.ko")
+"""Pattern of the paths of NVIDIA's main module, which Debian's packages rename (nvidia-current.ko)."""
+DKMS_NAME = re.compile(r"nvidia(?:-(?:srv|open|kernel|current|tesla|legacy)[\w.-]*)?")
+"""Pattern of the names under which DKMS knows the modules of NVIDIA's driver, but not modules such as nvidia-fs."""
 DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA accepts DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
@@ -58,15 +69,20 @@ def read_pci(deadline: float) -> dict[str, Any]:
     ways = (os.path.realpath(f"{devices}/{address}").split("/")[:-1] for address in gpus)
     above = {name for names in ways for name in names if ADDRESS.fullmatch(name)}
     state = parse_service(_printed([*SERVICE_STATE], deadline) or "") if switches else None
+    if state in ("missing", "inactive") and _runs(FABRIC_MANAGER):
+        state = "active"
     asked = _printed(["nv-fabricmanager", "--version"], deadline) if state in ("inactive", "failed") else None
     version = re.search(r"version is ?: ?([\d.]{3,20})", asked or "")
     # last, because it reads every device: it hangs if one has fallen off the bus
     bridges = _printed(["lspci", "-D", "-vvv"], deadline) if matters else None
+    peermem = any(os.path.isdir(under(f"/sys/module/{name}")) for name in PEERMEM)
+    modules = read(under(f"/lib/modules/{os.uname().release}/modules.dep")) if matters and not peermem else None
     return {
         "nvswitches": len(switches),
         "fabric_manager": state,
         "fabric_manager_version": version[1] if version is not None else None,
-        "peermem": any(os.path.isdir(under(f"/sys/module/{name}")) for name in PEERMEM),
+        "peermem": peermem,
+        "peermem_built": RDMA_PEERMEM.search(modules or "") is not None,
         "dmabuf": dmabuf(read(under("/proc/driver/nvidia/version")), os.uname().release),
         "iommu": sorted(group for group in groups if group),
         "acs": None if bridges is None else parse_acs(bridges),
@@ -75,7 +91,7 @@ def read_pci(deadline: float) -> dict[str, Any]:
 
 
 @fact("gpu_driver")
-def read_gpu_driver() -> dict[str, Any] | None:
+def read_gpu_driver(deadline: float) -> dict[str, Any] | None:
     """Return a ``snapshot.GpuDriver``, or None if no GPU is on the PCI bus."""
     devices = under("/sys/bus/pci/devices")
     gpu_rows = []
@@ -93,14 +109,16 @@ def read_gpu_driver() -> dict[str, Any] | None:
 
     nvidia, amdgpu, modules = under("/sys/module/nvidia"), under("/sys/module/amdgpu"), under("/lib/modules")
     loaded = os.path.isdir(nvidia)
-    kernels = (name for name in entries(modules) if "/nvidia.ko" in (read(f"{modules}/{name}/modules.dep") or ""))
+    kernels = (name for name in entries(modules) if MODULE.search(read(f"{modules}/{name}/modules.dep") or ""))
     paths = sorted(path for pattern in NODES for path in glob.glob(under(pattern)))
     return {
         "gpus": gpu_rows,
         "module": (read(f"{nvidia}/version") or "of an unknown version") if loaded else None,
         "built_for": [] if loaded else [*kernels],
+        "dkms": not loaded and any(map(DKMS_NAME.fullmatch, entries(under("/var/lib/dkms")))),
         "nodes": {path[len(under("")) :]: _node_problem(path) for path in paths},
         "smi": find("nvidia-smi", [*login_folders(), *SYSTEM, *MORE]) is not None,
+        "libcuda": _libcuda(_printed(["ldconfig", "-p"], deadline) or "") if loaded else None,
         "amdgpu": (read(f"{amdgpu}/version") or "the kernel's own") if os.path.isdir(amdgpu) else None,
     }
 
@@ -169,6 +187,18 @@ def parse_service(text: str) -> str | None:
     return properties.get("ActiveState") or None
 
 
+def _libcuda(cache: str) -> str | None:
+    """Return the version of the CUDA driver library that ld.so finds first, from the output of ``ldconfig -p``."""
+    found = re.search(r"^\s*libcuda\.so\.1 \([^)]*64[^)]*\) => (/.*)$", cache, re.MULTILINE)
+    version = re.search(r"/libcuda\.so\.(\d{2,4}\.[\d.]{1,20})$", os.path.realpath(under(found[1]))) if found else None
+    return version[1] if version is not None else None
+
+
+def _runs(name: str) -> bool:
+    """Return True if a visible process has the kernel's name ``name``."""
+    return any(read(under(f"/proc/{pid}/comm")) == name for pid in entries(under("/proc")) if pid.isdigit())
+
+
 def _printed(argv: list[str], deadline: float) -> str | None:
     """Return the output of a program, or None if the program is missing or fails."""
     try:
@@ -235,7 +265,10 @@ Drivers have supported the ``remapped-rows`` query since the A100 was introduced
 """
 WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
+XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): ([0-9]{1,4})(?:, *(.*))?"
+)
+"""Pattern of the driver's Xid messages. With MIG, a message also names the GPU instance and the compute instance."""
 DAY_S = 86_400
 KMSG = "/dev/kmsg"
 MAX_RECORDS = 100_000

@@ -200,13 +200,13 @@ CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
 
 @fact("conntrack")
 def read_conntrack() -> dict[str, int] | None:
-    """Return a ``snapshot.ConntrackTable``, or None if the kernel tracks no connections.
+    """Return a ``snapshot.ConntrackTable``, or None if the kernel tracks no connections or has no limit.
 
-    The limit on the number of tracked connections applies to the whole machine, even in a container
-    (net/netfilter/nf_conntrack_standalone.c).
+    The count is that of this network namespace, and a limit of 0 means no limit (net/netfilter/nf_conntrack_core.c,
+    ``__nf_conntrack_alloc``).
     """
     most, used = (read(under(CONNTRACK + name)) for name in ("max", "count"))
-    return None if most is None or used is None else {"most": int(most), "used": int(used)}
+    return None if most is None or used is None or not int(most) else {"most": int(most), "used": int(used)}
 
 
 MANY = 32768

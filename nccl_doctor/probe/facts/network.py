@@ -179,7 +179,7 @@ def parse_inet(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines()[1:]:
         interface, destination, gateway, flag_text, _, _, metric, mask, *_ = line.split()
         flags = int(flag_text, 16)
-        if not flags & RTF_UP or flags & RTF_REJECT:
+        if not flags & RTF_UP or flags & RTF_REJECT or interface == "*":  # "*" is a blackhole or throw route
             continue
         length = bin(int(mask, 16)).count("1")
         via = _inet(gateway) if flags & RTF_GATEWAY else None

@@ -25,6 +25,11 @@ OUTCOMES = {
     errno.EPIPE: "reset",
     errno.EADDRNOTAVAIL: "no-source-address",
 }
+UNSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
+"""Errors of a host without IPv6, without a source address or port, and without a route, in ascending order of weight.
+
+If a host name has several addresses, any other error indicates the cause better than these errors.
+"""
 TIMED_OUT = ("timed-out", "ETIMEDOUT")
 FULL = ("failed", "EMFILE")  # no more files can be opened now: those that dial us take some, too
 FULL_S = 0.05
@@ -55,6 +60,7 @@ class Dial:
     def __init__(self, places: list[SocketAddress], nonce: bytes, interface: str = "") -> None:
         self._places, self._nonce, self._interface = list(places), nonce, interface
         self._spoken = False
+        self._error: OSError | None = None
         self.began = 0.0
         self.source_port: int | None = None
         # set once its nonce was received: its round trip, and its retransmissions
@@ -131,10 +137,15 @@ class Dial:
 
     def _failed(self, error: OSError) -> OutcomeAndReason | None:
         self.end()
+        self._error = max(error, self._error or error, key=_weight)  # of equals, the later one
         if self._places:
             return self.start()
-        number = error.errno or 0
-        return OUTCOMES.get(number, "failed"), errno.errorcode.get(number, str(error))
+        number = self._error.errno or 0
+        return OUTCOMES.get(number, "failed"), errno.errorcode.get(number, str(self._error))
+
+
+def _weight(error: OSError) -> int:
+    return UNSENT.index(error.errno) if error.errno in UNSENT else len(UNSENT)
 
 
 _TCP_INFO = 11

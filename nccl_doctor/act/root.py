@@ -23,8 +23,12 @@ PROGRAMS = ("/usr/bin/sudo", "/bin/sudo", "/usr/local/bin/sudo", "/run/wrappers/
 A program named sudo elsewhere on PATH could belong to any user.
 """
 _LOOK_S = 0.3
-_SORRY = frozenset({"sorry,", "incorrect"})
-"""Words in sudo's messages about a wrong password, such as "Sorry, try again." and "1 incorrect password attempt"."""
+_NEEDS_PASSWORD = re.compile(r"a password is required|interact(?:ive authentication|ion) is required", re.IGNORECASE)
+"""Pattern for the message with which ``sudo -n`` asks for a password. The second form is that of sudo-rs."""
+_SORRY = re.compile(r"(?<!\S)(?:sorry,|incorrect)(?!\S)|authentication failed, try again", re.IGNORECASE)
+"""Pattern for messages about a wrong password: "Sorry, try again." and "1 incorrect password attempt" are those of
+sudo, and "Authentication failed, try again." is that of sudo-rs.
+"""
 _ASK = script(
     "id -u; for sudo in {programs}; do "
     'if [ -u "$sudo" ] && [ "$(stat -L -c %u "$sudo")" = 0 ]; then '
@@ -113,7 +117,7 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
     if ended[1] == "0":
         return RootAccess("sudo", ended[2])
     messages = [line for line in lines[:-1] if not line.isdecimal()]
-    if any("a password is required" in line for line in messages):
+    if any(map(_NEEDS_PASSWORD.search, messages)):
         return RootAccess("password", ended[2])
     why = f"and sudo says: {messages[-1]}" if messages else "and sudo fails"
     return RootAccess("none", reason=f"the login is not root, {why}")
@@ -152,7 +156,7 @@ def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, ro
 
 
 def _refuse_wrong_password(channel: Channel) -> None:
-    if _SORRY.intersection(channel.stderr_tail().lower().split()):
+    if _SORRY.search(channel.stderr_tail()):
         raise RootRefusedError("sudo did not accept the password") from None
 
 

@@ -54,7 +54,7 @@ def ifname(
         from nccl_doctor.errors import UsageError
         from nccl_doctor.judge.diagnose import judge
         from nccl_doctor.model.finding import Severity
-        from nccl_doctor.nccl.cluster_nccl import answers, answers_for
+        from nccl_doctor.nccl.cluster_nccl import answers, answers_for, cluster_nccl, faults
         from nccl_doctor.nccl.versions import parse_version
         from nccl_doctor.servers.advertise import tell
         from nccl_doctor.text.inet import numeric
@@ -83,6 +83,8 @@ def ifname(
             unserved = any(host.set or (host.known and host.nccl_interface is None) for host in result.hosts)
             unserved = unserved or any(each.trouble for host in result.hosts for each in host.rdma)
             unserved = unserved or any(each.severity is Severity.ERROR for each in result.diagnoses)
+            chosen = () if unserved else faults(cluster_nccl(snapshot, version))
+            unserved = unserved or any(fault.severity is Severity.ERROR for fault in chosen)
         if unserved:
             return 1
         return 0 if all(host.known for host in result.hosts) else 3

@@ -480,29 +480,37 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
     """Yield the target pod's ingress policies and the source pod's egress policies that block a connection."""
+    return (blame for blame, passes in _judge_policies(kube, policies, dial) if passes is False)
+
+
+def undecided_policies(kube: KubeFacts, policies: Sequence[Policy], dials: Iterable[FailedDial]) -> tuple[str, ...]:
+    """Return the names of the policies that might block a connection, although this could not be determined."""
+    judged = (each for dial in dials if dial.outcome != "failed" for each in _judge_policies(kube, policies, dial))
+    return tuple(dict.fromkeys(name for blame, passes in judged if passes is None for name in blame.names))
+
+
+def _judge_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[tuple[PolicyBlame, Tri]]:
+    """Yield the policies for each end of a connection that policies select, and whether they allow the connection."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return
-    labels = kube.namespace_labels
-    known = None if isinstance(labels, Unknown) else {"kubernetes.io/metadata.name": kube.namespace, **labels}
     ways: tuple[tuple[Passage, str, PodFacts, PodFacts], ...] = (
         ("ingress", dial.dst, target, source),
         ("egress", dial.src, source, target),
     )
     for way, name, pod, peer in ways:
-        if pod.host_network:
-            continue
         chosen = [item for item in policies if getattr(item, way) is not None and selects(item.pods, pod.labels)]
+        if not chosen:
+            continue
         rules = [rule for item in chosen for rule in getattr(item, way)]
         named = way == "egress" and numeric(dial.address) is not None
         address = dial.address if named else peer.addresses[0] if peer.addresses else None
         passes: list[Tri] = []
         for rule in rules:
-            who = some(_is(item, peer, address, known) for item in rule.peers) if rule.peers else True
+            who = some(_is(item, peer, address, kube) for item in rule.peers) if rule.peers else True
             where = any(_holds(item, target, dial.port) for item in rule.ports) if rule.ports else True
             passes.append(every((who, where)))
-        if chosen and some(passes) is False:
-            yield PolicyBlame(name, way, tuple(chosen))
+        yield PolicyBlame(name, way, tuple(chosen)), None if pod.host_network else some(passes)
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
@@ -540,7 +548,16 @@ def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
     )
 
 
-def _is(wanted: Peer, peer: PodFacts, address: str | None, namespace: Mapping[str, str] | None) -> Tri:
+def _selects_namespace(selector: Selector, kube: KubeFacts) -> Tri:
+    """Return whether a selector selects the pods' namespace, or None if the answer depends on unknown labels."""
+    name = {"kubernetes.io/metadata.name": kube.namespace} if kube.namespace else {}
+    if not isinstance(kube.namespace_labels, Unknown):
+        return selects(selector, {**name, **kube.namespace_labels})
+    keys = selector.labels.keys() | {expression.key for expression in selector.expressions}
+    return selects(selector, name) if keys <= name.keys() else None
+
+
+def _is(wanted: Peer, peer: PodFacts, address: str | None, kube: KubeFacts) -> Tri:
     if wanted.block is not None:
         if address is None:
             return None
@@ -550,10 +567,7 @@ def _is(wanted: Peer, peer: PodFacts, address: str | None, namespace: Mapping[st
     if peer.host_network:  # its address is its node's, which no pod selector matches
         return None
     pods = wanted.pods is None or selects(wanted.pods, peer.labels)
-    spaces: Tri = wanted.namespaces is None
-    if wanted.namespaces is not None:
-        everywhere = not wanted.namespaces.labels and not wanted.namespaces.expressions
-        spaces = True if everywhere else None if namespace is None else selects(wanted.namespaces, namespace)
+    spaces: Tri = True if wanted.namespaces is None else _selects_namespace(wanted.namespaces, kube)
     return every((pods, spaces))
 
 

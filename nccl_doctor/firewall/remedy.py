@@ -210,7 +210,8 @@ def _ufw(rule: RuleRef, opening: Opening) -> FirewallRemedy:
     end = "input" if opening.direction == "input" else "output"
     users = f"user-{end}"
     if rule.place is not None and users not in rule.chain and f"reject-{end}" not in rule.chain:
-        return FirewallRemedy(advice=f"{BY_HAND}, in /etc/ufw/before.rules; then run `ufw reload`")
+        file = "before6.rules" if rule.family == "ip6" else "before.rules"
+        return FirewallRemedy(advice=f"{BY_HAND}, in /etc/ufw/{file}; then run `ufw reload`")
     # before the user's own deny rules
     first, outgoing = users in rule.chain, opening.direction == "output"
     ports = ",".join(port_words(opening.ports, ":"))
@@ -248,6 +249,7 @@ def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Firewall
         for peer in opening.nets(4 if rule.family == "ip" else 6)
         for ports in opening.multiports()
     )
-    keep = "run `netfilter-persistent save` (Debian, Ubuntu) or `service iptables save` (RHEL)"
+    service = "ip6tables" if rule.family == "ip6" else "iptables"
+    keep = f"run `netfilter-persistent save` (Debian, Ubuntu) or `service {service} save` (RHEL)"
     add = "or add the same rule to what loads this host's rules"
     return FirewallRemedy(operations, f"To keep it over a reboot, {keep}, {add}.")

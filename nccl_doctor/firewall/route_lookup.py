@@ -92,6 +92,26 @@ def dialled_address(host: Host, target: str) -> str | None:
     return next((text for text in (answer.addresses if answer else ()) if numeric(text) is not None), None)
 
 
+def is_ipv6(host: Host, target: str) -> bool:
+    """Return whether a host dials an IPv6 address; False if the address of a name is unknown."""
+    address = numeric(dialled_address(host, target) or "")
+    return address is not None and address.version == 6
+
+
+def may_lack_address(host: Host, target: str) -> bool:
+    """Return whether a host might have no IPv6 address from which it could connect to an IPv6 target.
+
+    Without such an address, connect(2) fails with EADDRNOTAVAIL, as without a free port.
+    """
+    assert host.facts
+    there = numeric(dialled_address(host, target) or "")
+    if there is None or there.version == 4:
+        return False
+    addresses = (address_of(entry.address) for entry in _entries(host.facts))
+    fit = (address for address in addresses if address.version == 6 and not address.is_loopback)
+    return all(address.is_link_local != there.is_link_local for address in fit)
+
+
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
     """Return a host's source address for a target.
 

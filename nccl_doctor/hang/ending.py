@@ -11,7 +11,7 @@ from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.snapshot.hang import HangSnapshot, JobRank
 from nccl_doctor.text.hostlist import capital, grouped, ranks_of
 
-INTERRUPT, HANG_UP, TERMINATE = 2, 1, 15  # signal(7)
+INTERRUPT, HANG_UP, TERMINATE, ABORT = 2, 1, 15, 6  # signal(7)
 ON_REQUEST = frozenset({-INTERRUPT, -HANG_UP, -TERMINATE})
 """Exit statuses of ranks that were ended by a user, by a scheduler, or by a launcher after another rank failed."""
 NAMES = {**SIGNALS, INTERRUPT: "SIGINT", HANG_UP: "SIGHUP"}
@@ -82,13 +82,16 @@ def how(status: int, count: int = 1) -> str:
 
 
 def _failure(failed: list[tuple[str, JobRank, int]], known: list[tuple[str, JobRank, int]]) -> Finding:
-    # an exception may be the consequence of a rank that was killed, never the reverse
-    killed = [entry for entry in failed if entry[2] < 0]
-    first = killed or failed
+    # an exception can be the consequence of a rank that was killed; the reverse holds only for SIGABRT, with which
+    # torch's watchdog ends a rank that lost its peers
+    killed = [entry for entry in failed if entry[2] < 0 and entry[2] != -ABORT]
+    first = killed or [entry for entry in failed if entry[2] > 0] or failed
+    aborted = [entry for entry in failed if entry[2] == -ABORT] if first[0][2] > 0 else []
     # a launcher ends the ranks beside one that failed; on another host somebody else may have done it, and before
     where = {host for host, *_ in failed}
     asked = [entry for entry in known if entry[2] in ON_REQUEST and entry[0] not in where]
-    doubt = f" {capital(_words(asked))}, which may have come first." if asked else ""
+    others = [*aborted, *asked]
+    doubt = f" {capital(_words(others))}, which may have come first." if others else ""
     out_of_memory = any(status == -9 for *_, status in first)
     return Finding(
         hosts=tuple(dict.fromkeys(host for host, *_ in first)),

@@ -37,6 +37,8 @@ TRAINERS = frozenset(
 """Training programs that are Python scripts and start their own ranks."""
 _PYTHON = re.compile(r"python[\d.]*")
 _MOST_SCRIPT = 1 << 16  # bytes of a shell's script
+C10D_PORT = "29400"
+"""Port of a c10d endpoint without a port (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
 
 
 class Argument(NamedTuple):
@@ -110,7 +112,9 @@ class LaunchLine:
         addr, port = self.options.get("master_addr"), self.options.get("master_port")
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
-            addr, _, port = place.rpartition(":")
+            addr, port = split_endpoint(place)
+            if port is None and self.is_of_c10d and not is_of_shell(place):
+                port = C10D_PORT
         port = port if port and is_number(port) and int(port) else ""  # 0: any free one
         named = {"MASTER_ADDR": (addr or "").strip("[]"), "MASTER_PORT": port}
         values = {name: self.variables.get(name) or value for name, value in named.items()}
@@ -193,6 +197,14 @@ class LaunchLine:
     def is_ranked(self) -> bool:
         """True if each host's line must specify the node rank."""
         return self.is_static or self.launcher == "sglang"
+
+
+def split_endpoint(place: str | None) -> tuple[str | None, str | None]:
+    """Return the address and the port of ``address[:port]``, each None if it is missing."""
+    host, sign, port = (place or "").rpartition(":")
+    if not sign or port.endswith("]"):  # an IPv6 address in brackets
+        return (place or "").strip("[]") or None, None
+    return host.strip("[]") or None, port
 
 
 def split_at_dashes(

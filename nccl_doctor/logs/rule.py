@@ -226,16 +226,30 @@ def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
     return _in_turns(grade, rf"SO_ERROR: .*{errno}", late, rf"connect \[\S+\]:\d+: {errno}", full)
 
 
-BENIGN = _in_turns(
+C10D_UNREACHABLE = (
+    r"client socket has failed to connect to \[?(?P<ip>\d{1,3}(?:\.\d{1,3}){3})\]?:(?P<port>\d+) \(errno: 101 - "
+)
+"""Pattern for a connection to an IPv4 address to which the host has no route. An IPv6 address without a route does no
+harm, because torch then tries the IPv4 addresses.
+"""
+
+_C10D_BENIGN = (
+    LogRule(
+        Grade.BENIGN,
+        C10D_CLIENT + r"errno: (?:99|101) - ",
+        "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
+        "unreachable).",
+        unless=C10D_UNREACHABLE,
+    ),
+)
+
+BENIGN = _C10D_BENIGN + _in_turns(
     Grade.BENIGN,
     r"NCCL DIAG (?:\[OK\]|=== )",
     "n1:4242 NCCL DIAG [OK] ECC: no errors on 16 ranks",
     r"errno: 97 - ",
     "[W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [head]:29500 (errno: 97 - "
     "Address family not supported by protocol).",
-    C10D_CLIENT + r"errno: (?:99|101) - ",
-    "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
-    "unreachable).",
     # events of a subnet manager at work, as ibv_event_type_str names them; transfers go on after them
     r"NET/IB ?: .{0,40}Got async event : (?:client reregistration|port active|SM change|LID change|P_Key change)",
     "n1:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",

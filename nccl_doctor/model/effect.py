@@ -37,15 +37,15 @@ class Symptom:
 
     ``peers`` are hosts that might have caused the symptom, because their ranks communicate with the ranks on ``hosts``.
     If ``backend`` is None, the symptom can occur with any backend. The kind ``not-started`` means that Python or torch
-    did not start. ``suspended`` means that the rank was stopped by SIGSTOP, a debugger or a container freeze.
-    ``in-kernel`` means that the rank is in an uninterruptible sleep in a file system or a driver. ``elsewhere`` means
-    that the rank executes other code while all other ranks wait for it. ``exit`` means that the rank exited without
-    reporting an exception, and ``signal`` means that a signal outside :data:`SIGNALS` killed the rank. ``gone`` means
-    that the host went down or that the connection to the host was lost. ``gpu-memory`` means that CUDA memory ran out,
-    and ``out-of-memory`` means that host memory ran out. ``no-p2p`` means that GPUs communicate through shared memory
-    although NVLink connects them. ``wrong-sum`` means that the all-reduce computed wrong sums, and ``slow`` means that
-    the all-reduce was slow. If the kind is the name of a diagnosis, the symptom is a finding with this diagnosis, or an
-    exception in a rank that indicates this diagnosis.
+    did not start. ``suspended`` means that the rank was stopped by SIGSTOP or a debugger. ``in-kernel`` means that the
+    rank is in an uninterruptible sleep in a file system or a driver. ``elsewhere`` means that the rank executes other
+    code while all other ranks wait for it. ``exit`` means that the rank exited without reporting an exception, and
+    ``signal`` means that a signal outside :data:`SIGNALS` killed the rank. ``gone`` means that the host went down or
+    that the connection to the host was lost. ``gpu-memory`` means that CUDA memory ran out, and ``out-of-memory`` means
+    that host memory ran out. ``no-p2p`` means that GPUs communicate through shared memory although NVLink connects
+    them. ``wrong-sum`` means that the all-reduce computed wrong sums, and ``slow`` means that the all-reduce was slow.
+    If the kind is the name of a diagnosis, the symptom is a finding with this diagnosis, or an exception in a rank that
+    indicates this diagnosis.
     """
 
     kind: str

@@ -10,6 +10,7 @@ from typing import Literal
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.interfaces import Chosen, ChosenInterfaces, choose, choose_all
+from nccl_doctor.nccl.rdma import LAYERS, list_rdma
 from nccl_doctor.nccl.variables import HOSTS_FILE, Variable, resolve
 from nccl_doctor.nccl.versions import CONF_FILE, OLDEST, VersionNumbers, oldest_with, parse_version, show
 from nccl_doctor.snapshot.hosts import Host, HostFacts
@@ -214,12 +215,22 @@ def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
 
     The result does not depend on whether the host has GPUs.
 
-    The result is empty if NCCL uses RDMA devices or if a necessary fact is unknown.
+    The result is empty if NCCL might use RDMA devices or a network plugin, or if a necessary fact is unknown.
     """
     side = host_nccl(host)
     if not isinstance(side, HostNccl) or host.facts is None:
         return ()
-    return side.choice.net_socket if host.facts.rdma == () or side.values.get("NCCL_IB_DISABLE") == "1" else ()
+    known = not isinstance(host.facts.rdma, Unknown)
+    devices = () if isinstance(host.facts.rdma, Unknown) else host.facts.rdma
+    listing = list_rdma(devices, side.values, side.version)
+    if known and not devices:
+        uses_sockets = True
+    elif listing.off is not None:
+        uses_sockets = side.values.get("NCCL_NET", "").lower() in ("", "ib", "socket")
+    else:  # an active port of another link layer, such as an EFA port, is used by a plugin
+        active = (port for device in devices for port in device.ports if port.state == "ACTIVE")
+        uses_sockets = known and not listing.entries and all(port.link_layer in LAYERS for port in active)
+    return side.choice.net_socket if uses_sockets else ()
 
 
 def nccl_interface(host: Host) -> NcclInterface | None:

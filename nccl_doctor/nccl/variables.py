@@ -187,8 +187,8 @@ def register() -> dict[str, Known]:
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)?")
 _INT64 = range(-(2**63), 2**63)
 
-PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
-"""Path types of NCCL (``topoPathTypeStr`` in src/graph/topo.cc).
+PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+"""Path types of NCCL (``topoPathTypeStr`` in src/graph/topo.cc) up to SYS, the last one that ``ncclGetLevel`` accepts.
 
 NCCL also accepts numbers from its older numbering of path types.
 """
@@ -231,6 +231,9 @@ _TRAFFIC_CLASS: VersionNumbers = (2, 26, 2)
 
 The value -1 means the communicator's traffic class, or 0 if the communicator has none.
 """
+
+_ATTN: VersionNumbers = (2, 31, 0)
+"""The first NCCL version in which NCCL_DEBUG has the level ATTN (warnings and notices)."""
 
 _STRICT_WORDS: VersionNumbers = (2, 24, 3)
 """The first NCCL version that fails if NCCL_ALGO or NCCL_PROTO contains an unknown word (``parseList``)."""
@@ -388,6 +391,8 @@ def _judge_number(name: str, value: str, version: VersionNumbers) -> BadValue | 
 
 
 def _judge_words(name: str, value: str, words: tuple[str, ...], version: VersionNumbers) -> BadValue | None:
+    if name == "NCCL_DEBUG" and version >= _ATTN:
+        words += ("ATTN",)
     allowed = "one of " + ", ".join(words)
     if name in EXACT_WORDS:
         numbered = words is PATHS and value[0].isdigit()

@@ -23,7 +23,7 @@ _PIDS = 12
 _CAUSES = {
     "listener": "is in use",
     "bound": "is in use by a socket that does not listen (ss -l does not show it)",
-    "outbound": "is in use by a connection, usually an outgoing one",
+    "outbound": "is in use by a connection",
     "time-wait": "is still held by the kernel after a connection closed (TIME_WAIT)",
     "unknown": "can't be bound",
 }
@@ -49,9 +49,9 @@ def screen(report: PortReport, *, asking: bool = False) -> str:
     if report.ended:
         blocks += [[f"  ended     {_pids(report.ended)}"]]
     if report.left:
-        blocks += [
-            [f"  left      {_pids(report.left)}: SIGKILL can't end a process that waits in the kernel (a driver, NFS)"]
-        ]
+        # if something was refused, perhaps no SIGKILL was sent
+        why = "" if report.refused else ": SIGKILL can't end a process that waits in the kernel (a driver, NFS)"
+        blocks += [[f"  left      {_pids(report.left)}{why}"]]
     blocks += [list(_job(job, report)) for job in report.jobs] or [list(_sockets(report.sockets))]
     blocks += [list(_notes(report))]
     if report.refused:
@@ -170,7 +170,11 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
         yield [_command(script("{call} --wait", call=call))]
     if report.cause == "outbound":
         kept = ",".join(filter(None, (report.reserved, str(report.port))))
-        yield wrap("To keep outgoing connections off it, reserve it (as root; in /etc/sysctl.d to make it permanent):")
+        yield wrap(
+            "If the port is outside net.ipv4.ip_local_port_range, the connection is usually an incoming one whose "
+            "listener has been closed. If the port is inside, keep outgoing connections off it by reserving it (as "
+            "root; in a .conf file in /etc/sysctl.d to make it permanent):"
+        )
         yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
     if not report.ends_by_itself or report.cause == "time-wait":
         yield from _move_away(report)
@@ -187,7 +191,10 @@ def _of_container(report: PortReport) -> Iterator[list[str]]:
 
 def _lifted(report: PortReport) -> str:
     """Return a note that ``--force`` overrides the refusal to end a job, or "" if nothing overrides the refusal."""
-    return "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
+    if any(job.final for job in report.jobs):
+        return ""
+    may_signal = report.root or all(holder.own for job in report.jobs for holder in job.holders)
+    return " (--force ends it anyway.)" if may_signal else " (Only root can end it, with --force.)"
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
@@ -196,8 +203,8 @@ def _lost_draw(report: PortReport) -> Iterator[list[str]]:
         "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
         "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "
         "connection. Give each engine its own port below that range (vLLM: VLLM_PORT, --master-port; "
-        "SGLang: --nccl-port, --dist-init-addr). To keep this port, reserve it (as root; in /etc/sysctl.d to make it "
-        "permanent):"
+        "SGLang: --nccl-port, --dist-init-addr). To keep this port, reserve it (as root; in a .conf file in "
+        "/etc/sysctl.d to make it permanent):"
     )
     kept = ",".join(filter(None, (report.reserved, str(report.port))))
     yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
@@ -225,7 +232,7 @@ def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
     if suggestion is not None and suggestion.reserve is not None:
         yield wrap(
             f"Only ports in the ephemeral range were reachable, where outgoing connections may take {suggestion.port}. "
-            f"Reserve it on {report.host} (as root; in /etc/sysctl.d to make it permanent):"
+            f"Reserve it on {report.host} (as root; in a .conf file in /etc/sysctl.d to make it permanent):"
         )
         yield [suggestion.reserve]
 

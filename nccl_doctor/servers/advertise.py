@@ -190,12 +190,29 @@ def _by_metadata(side: Side) -> Advertised | None:
     return _variable("MC_TCP_BIND_ADDRESS")(side) or (Advertised(first.address, why) if first is not None else None)
 
 
-def _vllms_store(side: Side) -> Advertised | None:
-    """Return vLLM's own address, which vLLM passes to Mooncake's store.
+def _store(side: Side) -> Advertised | None:
+    """Return the address that the installed engine passes to Mooncake's store, or None if the engine passes none.
 
-    The result is None if vLLM is not installed or if SGLang is installed.
+    If vLLM and SGLang are both installed or both missing, the variables of both engines count.
     """
-    return advertised("vllm", side) if side.version("vllm") and not side.version("sglang") else None
+    names: tuple[str, ...] = (_SGLANGS_STORE[0], _VLLMS_STORE, _SGLANGS_STORE[1])
+    if _is_only_engine(side, "vllm"):
+        names = (_VLLMS_STORE,)
+    elif _is_only_engine(side, "sglang"):
+        names = _SGLANGS_STORE
+    named = next((advert for name in names if (advert := _variable(name)(side)) is not None), None)
+    return named or (advertised("vllm", side) if _is_only_engine(side, "vllm") else None)
+
+
+def _is_only_engine(side: Side, engine: str) -> bool:
+    return [name for name in ("vllm", "sglang") if side.version(name) is not None] == [engine]
+
+
+def variable_of(program: str, side: Side) -> str | None:
+    """Return the environment variable that sets the address of a program on a host, or None."""
+    if program == "mooncake" and _is_only_engine(side, "vllm"):
+        return _VLLMS_STORE
+    return PROGRAMS[program].export
 
 
 def ucx_interfaces(side: Side) -> tuple[str, ...]:
@@ -225,7 +242,8 @@ _NOTHING: AddressStep = _else(LOOPBACK, "neither a way out nor its own name tell
 _NO_WAY = "it has no way to 8.8.8.8"
 _OWN = (LOOPBACK, WILDCARD, "::1")
 _ANYWHERE = (_variable("SGLANG_HOST_IP"), _variable("HOST_IP"), _nic, _route)
-_STORES = ("MOONCAKE_LOCAL_HOSTNAME", "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", "LOCAL_HOSTNAME")
+_SGLANGS_STORE = ("MOONCAKE_LOCAL_HOSTNAME", "LOCAL_HOSTNAME")
+_VLLMS_STORE = "MOONCAKE_REQUESTER_LOCAL_HOSTNAME"
 
 
 @dataclass(frozen=True)
@@ -255,7 +273,8 @@ class Program:
             oldest version comes first.
         variables: environment variables that imply that the program is used, even if no installation of the program was
             found.
-        export: the environment variable that sets the address, or None.
+        export: the environment variable that sets the address, or None; for Mooncake's store, SGLang's variable (see
+            :func:`variable_of`).
         option: the name (with underscores) of the launch command's option that sets the address, or None.
         package: the program's Python package if the names of the program and the package differ.
         ports: the program's default ports in vLLM 0.22 and later, SGLang 0.5 or Ray 2; vLLM versions before 0.22 used
@@ -356,9 +375,9 @@ PROGRAMS = {
     ),
     "mooncake": Program(
         "Mooncake's store",
-        (((0,), (_by_metadata, *map(_variable, _STORES), _vllms_store, _else("localhost", "its default"))),),
-        variables=(*_STORES[:2], "MC_TCP_BIND_ADDRESS"),
-        export="MOONCAKE_LOCAL_HOSTNAME",
+        (((0,), (_by_metadata, _store, _else("localhost", "its default"))),),
+        variables=(_SGLANGS_STORE[0], _VLLMS_STORE, "MC_TCP_BIND_ADDRESS"),
+        export=_SGLANGS_STORE[0],
         package="mooncake_transfer_engine",
     ),
     "ucx": Program("UCX", (((0,), (_ucx,)),), variables=("UCX_NET_DEVICES",)),

@@ -118,9 +118,12 @@ class GpuDriver(Observed):
     gpus: tuple[PciGpu, ...]
     module: str | None  # version of the nvidia module; None if not loaded
     built_for: tuple[str, ...] = ()  # kernels for which such a module is installed; only looked up if none is loaded
+    dkms: bool = False  # DKMS knows the driver's modules; only looked up if none is loaded
     # device nodes; the errno if one can't be used, else None
     nodes: dict[HostPath, str | None] = Field(default_factory=dict)
     smi: bool = False  # nvidia-smi is installed
+    # version of the libcuda.so.1 that ld.so's cache names: not the module's version with CUDA forward compatibility
+    libcuda: Version | None = None
     amdgpu: str | None = None  # version of the amdgpu module; None if not loaded
 
 
@@ -281,10 +284,13 @@ class PciPaths(Observed):
 
     nvswitches: Count = 0  # NVSwitch devices on the PCI bus
     # systemd's ActiveState of the service that NVSwitches need ("active", "inactive", "failed", …), "missing" if it is
-    # not installed; None without NVSwitches, or without systemd, as in containers
+    # not installed; "active" also if it runs outside systemd; None without NVSwitches, or without systemd, as in
+    # containers
     fabric_manager: str | None = None
     fabric_manager_version: Version | None = None  # for example "550.54.15"; only queried if the service does not run
     peermem: bool = False  # nvidia_peermem (or nv_peer_mem, its predecessor) is loaded
+    # the running kernel has an nvidia_peermem that was built with RDMA peer memory; only looked up if none is loaded
+    peermem_built: bool = False
     # the driver can export GPU memory as DMA-BUF: open kernel modules on Linux ≥5.12; None if the kind of modules is
     # unknown
     dmabuf: bool | None = None

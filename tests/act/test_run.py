@@ -15,6 +15,7 @@ from nccl_doctor.act.plan import undo_plan
 from nccl_doctor.act.record import Journal, Record, all_open, latest
 from nccl_doctor.act.root import RootAccess, read_root_access
 from nccl_doctor.act.run import Execution
+from nccl_doctor.act.shell import ANSWER_S
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.acts import Machine, Step, StepResult
 from nccl_doctor.model.operation import Operation
@@ -416,6 +417,8 @@ SUDO = "/usr/bin/sudo"
         (["0", "status none"], "login", ""),
         (["Welcome", "1000", f"status 0 {SUDO}"], "sudo", ""),
         (["1000", "sudo: a password is required", f"status 1 {SUDO}"], "password", ""),
+        (["1000", "sudo: interactive authentication is required", f"status 1 {SUDO}"], "password", ""),
+        (["1000", "sudo: Interaction is required", f"status 1 {SUDO}"], "password", ""),
         (["1000", "alice may not", f"status 1 {SUDO}"], "none", "the login is not root, and sudo says: alice may not"),
         (["1000", f"status 1 {SUDO}"], "none", "the login is not root, and sudo fails"),
         (["1000", "status 0 /tmp/sudo"], "none", "the login is not root, and there is no sudo of root's"),
@@ -427,6 +430,22 @@ def test_the_way_to_root(lines: list[str], way: str, reason: str) -> None:
     found = read_root_access(lines)
     assert (found.way, found.reason) == (way, reason)
     assert found.sudo in ("", SUDO)
+
+
+@pytest.mark.parametrize(
+    "message", ["Sorry, try again.", "sudo: 1 incorrect password attempt", "sudo: Authentication failed, try again."]
+)
+def test_a_wrong_password_is_told_at_once(tmp_path: Path, message: str) -> None:
+    """As sudo, or sudo-rs, tells it, and then waits for another password."""
+    sudo = tmp_path / "sudo"
+    sudo.write_text(f'#!/bin/sh\nread -r _\necho "{message}" >&2\nread -r _\n', encoding="ascii")
+    sudo.chmod(0o755)
+    roots: dict[str | None, RootAccess] = {"a": RootAccess("password", str(sudo))}
+    began = time.monotonic()
+    ours = Execution({"a": node(name="a")}, LocalTransport(), roots, no_shell, None, b"wrong")
+    (result,) = ours.run([step(ByRoot("true"))])
+    assert (result.outcome, result.reason) == ("not-run", "sudo did not accept the password on a")
+    assert time.monotonic() - began < ANSWER_S
 
 
 def test_a_record_is_its_owners_alone_and_is_found_again(tmp_path: Path, journal: Journal) -> None:

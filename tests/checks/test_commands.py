@@ -12,11 +12,9 @@ from tests.checks.snapshots import load
 
 LOOKS = (
     r"(cat|df|dmesg|grep|iptables-save|lspci|printenv) ?.*|(ip route get|ip rule show|nft list ruleset|docker ps) ?.*"
-    r"|nccl-doctor fix-port .*(--next|--wait)"
+    r"|ip -6 address show|sysctl [\w.]+|nccl-doctor fix-port .*(--next|--wait)"
 )
-JOB = (
-    r"(torchrun|accelerate launch|python|vllm serve|ray start) .*|export \w+=\S+"  # what is set for the job goes to env
-)
+JOB = r"(torchrun|accelerate launch|python|vllm serve|ray start) .*|ray stop|export \w+=\S+"  # what is set for the job goes to env
 BY_HAND = {
     r"ssh-copy-id .*|ssh-add .*|eval \"\$\(ssh-agent -s\)\"|ssh-keygen -y .*": "keys are the user's own",
     r"(install -d -m 700 \S.*\.ssh'?|printf '%s\\n' .* >> \S.*known_hosts'?)": "trust in a host key is the user's own",

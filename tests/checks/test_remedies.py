@@ -70,3 +70,24 @@ def test_an_index_that_is_empty_is_not_a_table_without_addresses() -> None:
         "On node2, the GIDs that NCCL would use for mlx5_0 and mlx5_1 are empty (NCCL before 2.21 takes index 0)."
     )
     assert found.fix.summary.startswith("Use NCCL 2.21 or later on all hosts")
+
+
+def test_a_running_ray_node_is_stopped_before_it_is_started_with_another_address() -> None:
+    fix = only(fixture("interfaces/advertised_address_wrong/fires-a-ray-node-runs"), "advertised-address-wrong").fix
+    start = "ray start --head --node-ip-address=10.0.0.1 --port=6379"
+    assert [one.command for one in fix.commands] == ["ray stop", start]
+    assert fix.risk == "disruptive"
+    assert fix.summary.startswith("Stop the running Ray node")
+    fix = only(fixture("interfaces/advertised_address_wrong/fires-ray-head"), "advertised-address-wrong").fix
+    assert ([one.command for one in fix.commands], fix.risk) == ([start], "safe")
+
+
+def test_vllms_store_gets_the_variable_that_vllm_reads() -> None:
+    engines = {"route": "10.0.0.1", "packages": {"vllm": "0.33.0", "mooncake_transfer_engine": "0.3.12"}}
+    env = {"MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "127.0.0.1"}
+    hosts = {"node1": {"facts": {"engines": engines}, "node": {"env": env}}}
+    found = only({"cluster": {"engine": "vllm"}, "hosts": hosts}, "advertised-address-wrong")
+    assert found.message.startswith("Mooncake's store on node1 will advertise a loopback address")
+    variable = "MOONCAKE_REQUESTER_LOCAL_HOSTNAME"
+    assert [one.command for one in found.fix.commands] == [f"export {variable}=10.0.0.1"]
+    assert found.fix.variables == {"node1": {variable: "10.0.0.1"}}

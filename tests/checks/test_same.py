@@ -13,6 +13,7 @@ from nccl_doctor.checks.software.cuda_driver_mismatch import needed
 from nccl_doctor.checks.view import difference
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import Diagnosis, Severity
+from nccl_doctor.model.operations.system import SysctlSet
 from tests.checks.snapshots import NAMES, load, patched
 from tests.firewall.facts import nft_facts
 
@@ -51,6 +52,7 @@ SEVERITIES = [
     ("gpu-count-low", "fires-one-gpu-less", Severity.WARNING),
     ("gpu-errors", "fires", Severity.WARNING),
     ("gpu-errors", "fires-fallen-off-the-bus", Severity.ERROR),
+    ("gpu-errors", "fires-an-error-that-was-not-contained", Severity.ERROR),
     ("memlock-low", "fires", Severity.ERROR),
     ("memlock-low", "fires-a-warning", Severity.WARNING),
     ("shm-small", "fires", Severity.WARNING),
@@ -139,6 +141,31 @@ def test_commands_are_only_what_mends_it() -> None:
     assert only("fabric-manager-down", "fires-not-installed").fix.commands == ()
     (loading,) = only("gpudirect-hindered", "fires").fix.commands
     assert loading.command == "modprobe nvidia_peermem"
+
+
+def test_a_module_that_can_not_be_had_is_no_command() -> None:
+    """A stub of nvidia_peermem can't be loaded, and DKMS builds only what it knows."""
+    for name, path, key, words in (
+        ("gpudirect-hindered", "rdma/gpudirect_hindered/fires", '"peermem_built"', "open kernel modules"),
+        ("gpu-driver-down", "software/gpu_driver_down/fires", '"dkms"', "or boot a kernel that has it"),
+    ):
+        text = (HERE / f"{path}.json").read_text()
+        found = judge(patched(json.loads(text.replace(f"{key}: true", f"{key}: false"))), "check").diagnoses
+        fix = next(each for each in found if each.name == name).fix
+        assert fix.commands == ()
+        assert words in fix.summary
+
+
+@pytest.mark.parametrize(("own", "earlier"), [(None, ()), ("0", ("0",)), ("1", ("1",))])
+def test_the_filter_of_an_interface_is_compared_with_its_own_value(own: str | None, earlier: tuple[str, ...]) -> None:
+    """conf.all alone might make it strict."""
+    patch = json.loads((HERE / "interfaces/reverse_path_filtered/fires.json").read_text())
+    if own is not None:
+        patch["hosts"]["node1"]["facts"]["sysctls"]["net.ipv4.conf.eno1.rp_filter"] = own
+    report = judge(patched(patch), "check")
+    (command,) = next(each for each in report.diagnoses if each.name == "reverse-path-filtered").fix.commands
+    assert isinstance(command.operation, SysctlSet)
+    assert command.operation.earlier == earlier
 
 
 @pytest.mark.parametrize(

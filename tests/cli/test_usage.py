@@ -18,7 +18,7 @@ from nccl_doctor.cli import snapshots
 from nccl_doctor.cli.options import SelectOptions
 from nccl_doctor.errors import HostsFileError, SnapshotError, UsageError
 from nccl_doctor.inventory import sources
-from tests.checks.snapshots import healthy, patched
+from tests.checks.snapshots import healthy, load, patched
 from tests.cli.program import assert_one_sentence, run
 from tests.lab.warm import tool
 from tests.patience import LONG_S
@@ -147,6 +147,14 @@ CODES: list[tuple[dict[str, object], list[str], int]] = [
 @pytest.mark.parametrize(("patch", "options", "code"), CODES)
 def test_exit_codes(tmp_path: Path, patch: dict[str, object], options: list[str], code: int) -> None:
     done = run("check", "--from", saved(tmp_path, dict(patch)), *options, cwd=tmp_path)
+    assert done.returncode == code, done.stdout
+
+
+@pytest.mark.parametrize(("state", "code"), [("fires-before-2.28", 1), ("quiet", 0)])
+def test_ifname_fails_if_nccl_chooses_an_interface_that_is_down(tmp_path: Path, state: str, code: int) -> None:
+    seen = load(Path(__file__).parents[1] / f"checks/interfaces/interface_down/{state}.json")
+    (tmp_path / "seen.json").write_text(seen.model_dump_json(by_alias=True))
+    done = run("ifname", "--from", "seen.json", cwd=tmp_path)
     assert done.returncode == code, done.stdout
 
 

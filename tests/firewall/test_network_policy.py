@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.firewall.blame import blame_policies, open_policy
+from nccl_doctor.firewall.blame import blame_policies, open_policy, undecided_policies
 from nccl_doctor.inventory.kube_api import _policies
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.surroundings import KubeFacts, PodFacts, Policy
@@ -83,12 +83,28 @@ def test_policies_add_up() -> None:
     assert stopped(facts(), policies(closed, lets)) == []
 
 
+def of_space(**labels: str) -> tuple[Policy, ...]:
+    return policies({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": {"matchLabels": labels}}]}]})
+
+
+def undecided(kube: KubeFacts, found: tuple[Policy, ...]) -> tuple[str, ...]:
+    dial = FailedDial(src="b", dst="a", address="10.0.0.1", port=40000, outcome="timed-out")
+    return undecided_policies(kube, found, [dial])
+
+
 def test_what_nobody_can_tell_accuses_nobody() -> None:
-    by_space = policies(
-        {"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": {"matchLabels": {"team": "x"}}}]}]}
-    )
-    assert stopped(facts(labels={"$unknown": "you may not"}), by_space) == []
-    assert stopped(facts({"host_network": True}), policies({"podSelector": {}})) == []
+    unread, on_host = facts(labels={"$unknown": "you may not"}), facts({"host_network": True})
+    for kube, found in ((unread, of_space(team="x")), (on_host, policies({"podSelector": {}}))):
+        assert stopped(kube, found) == []
+        assert undecided(kube, found) == ("p0",)
+    assert undecided(facts(), of_space(team="x")) == ()
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("monitoring", IN), ("ml", [])])
+def test_the_name_of_a_namespace_is_known_without_its_labels(name: str, wanted: list[tuple[str, str]]) -> None:
+    unread, found = facts(labels={"$unknown": "you may not"}), of_space(**{"kubernetes.io/metadata.name": name})
+    assert stopped(unread, found) == wanted
+    assert undecided(unread, found) == ()
 
 
 KEYS = st.sampled_from(["job", "role", "gpu"])

@@ -155,6 +155,21 @@ def test_ufw_speaks_its_own_language() -> None:
     assert lines(remedy(before, facts, IN)) == ()
 
 
+@pytest.mark.parametrize(("family", "file"), [("ip", "before.rules"), ("ip6", "before6.rules")])
+def test_ufw_has_a_file_for_each_family(family: str, file: str) -> None:
+    chain = "ufw6-before-input" if family == "ip6" else "ufw-before-input"
+    before = RuleRef("iptables-nft", family, "filter", chain, 1, "-j DROP", base="INPUT", hook="input")
+    assert f"in /etc/ufw/{file};" in remedy(before, captured("ufw_deny"), IN).advice
+
+
+@pytest.mark.parametrize(("family", "service"), [("ip", "iptables"), ("ip6", "ip6tables")])
+def test_iptables_has_a_service_for_each_family(family: str, service: str) -> None:
+    save = {"command": "iptables-legacy", "family": family, "backend": "legacy", "text": ""}
+    facts = FirewallFacts.model_validate({"nft": None, "iptables": [save]})
+    rule = RuleRef("iptables-legacy", family, "filter", "INPUT", 1, "-j DROP", base="INPUT", hook="input")
+    assert f"`service {service} save`" in remedy(rule, facts, IN).advice
+
+
 def test_nft_inserts_once() -> None:
     facts = nft_facts([{"drop": None}])
     (line,) = lines(remedy(blamed(facts), facts, IN))

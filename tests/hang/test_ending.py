@@ -41,6 +41,13 @@ def left(job: HangSnapshot, statuses: Sequence[int | None]) -> HangSnapshot:
             "failed: rank 0 on node1 exited with status 1; rank 2 on node2 was killed by SIGKILL",
         ),
         ((1, 0, 0, 0), "gone", "failed: rank 0 on node1 exited with status 1"),
+        (
+            (1, -15, -6, -6),
+            "gone",
+            "failed: rank 0 on node1 exited with status 1; ranks 2-3 on node2 were killed by SIGABRT",
+        ),
+        ((-6, -6, -9, -15), "gone", "failed: ranks 0-1 on node1 were killed by SIGABRT; rank 2 on node2 was killed"),
+        ((-6, -15, 0, 0), "gone", "failed: rank 0 on node1 was killed by SIGABRT"),
         ((-15, -15, None, None), "unknown", "was ended by a user, a scheduler"),
         (
             (0, 0, None, None),
@@ -66,6 +73,17 @@ def test_a_rank_that_was_ended_on_another_host_may_have_been_the_first() -> None
     assert found is not None
     assert found.message == (
         "Rank 0 on node1 exited with status 1, and the job ended. Ranks 2-3 on node2 were killed by SIGTERM, which may "
+        "have come first."
+    )
+
+
+def test_ranks_that_aborted_beside_an_exception_are_not_blamed() -> None:
+    job = Job(hosts=2, looks=1).snapshot
+    found = ending(found_ranks(job), [left(job, (1, -15, -6, -6))]).finding
+    assert found is not None
+    assert found.facts == {"ranks": [0], "statuses": [1]}
+    assert found.message == (
+        "Rank 0 on node1 exited with status 1, and the job ended. Ranks 2-3 on node2 were killed by SIGABRT, which may "
         "have come first."
     )
 

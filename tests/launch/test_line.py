@@ -166,3 +166,20 @@ def test_the_line_stands_behind_dashes() -> None:
 def test_port_0_of_an_endpoint_is_not_the_port_to_test() -> None:
     line = "torchrun --nnodes=2 --rdzv_backend c10d --rdzv_endpoint=localhost:{} -m torchtitan.train"
     assert [read_line(line.format(port).split()).master["MASTER_PORT"] for port in (0, 29501)] == ["", "29501"]
+
+
+@pytest.mark.parametrize(
+    ("options", "addr", "port"),
+    [
+        ("--rdzv_backend=c10d --rdzv_endpoint=node1", "node1", "29400"),
+        ("--rdzv_backend=c10d --rdzv_endpoint=[fd00::1]", "fd00::1", "29400"),
+        ("--rdzv_backend=c10d --rdzv_endpoint=[fd00::1]:29500", "fd00::1", "29500"),
+        ("--rdzv_backend=c10d --rdzv_endpoint=$ENDPOINT", "", ""),
+        ("--rdzv_backend=etcd-v2 --rdzv_endpoint=etcd", "etcd", ""),
+        ("--master_addr=node1", "node1", ""),
+    ],
+)
+def test_a_c10d_endpoint_without_a_port_means_port_29400(options: str, addr: str, port: str) -> None:
+    """As parse_rendezvous_endpoint in torch/distributed/elastic/rendezvous/utils.py has it."""
+    line = read_line(f"torchrun --nnodes=2 {options} t.py".split())
+    assert line.master == {"MASTER_ADDR": addr, "MASTER_PORT": port}

@@ -56,7 +56,7 @@ FACES: dict[str, tuple[str, str]] = {
     "rdma-mismatch": ("ib-fault", RDMA),
     "gpu-overlap": ("duplicate-gpu", "n1:1:2 [0] init.cc:775 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"),
     "gpu-in-use": ("out-of-memory", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
-    "gpu-driver-down": ("cuda-error", "n1:1:2 [0] misc/nvmlwrap.cc:70 NCCL WARN nvmlInit_v2() failed: Driver Not Loaded"),
+    "gpu-driver-down": ("cuda-driver-mismatch", "n1:1:2 [0] misc/nvmlwrap.cc:70 NCCL WARN nvmlInit_v2() failed: Driver Not Loaded"),
     "code-mismatch": ("collective-mismatch", "n1:9:9 [0] transport/net_socket.cc:424 NCCL WARN NET/Socket : peer 10.0.0.2<4> message truncated : receiving 2048 bytes instead of 1024"),
     "nccl-installed-twice": ("version-mismatch", "ImportError: libtorch_cuda.so: undefined symbol: ncclMemFree"),
     "stale-process": ("port-in-use", "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, code: -98, name: EADDRINUSE, message: address already in use"),

@@ -74,6 +74,9 @@ UNDONE: list[tuple[Operation, StateLines, str | None]] = [
     (IpRule("10.0.0.0/24"), (), "ip rule del to 10.0.0.0/24 lookup main priority 1"),
     (IpRule("10.0.0.0/24"), ("1:\tfrom all to 10.0.0.0/24 lookup main",), None),
     (ROUTE, ("unreachable fd00::1 dev lo metric 1024 error -101",), "ip -6 route add unreachable fd00::1 table 7 metric 1024"),
+    (ROUTE, ("unreachable fd00::1 dev lo proto static metric 50 pref medium",), "ip -6 route add unreachable fd00::1 table 7 proto static metric 50"),
+    (ROUTE, ("unreachable fd00::1 dev lo metric 1024 pref high",), None),
+    (IpRouteDelete("unreachable", "10.9.0.0/16"), ("unreachable 10.9.0.0/16 proto 196 ",), "ip route add unreachable 10.9.0.0/16 proto 196"),
     (ROUTE, (), None),
     (Remount(8), ("65536",), "mount -o 'remount,size=65536k' /dev/shm"),
     (InContainer(8, "docker", "train"), ("65536",), "docker exec -u 0 --privileged train mount -o 'remount,size=65536k' /dev/shm"),
@@ -82,7 +85,7 @@ UNDONE: list[tuple[Operation, StateLines, str | None]] = [
     (ShmMount(), ("1",), None),
     (FileMode("600", ("/k", "/l")), ("644", "600"), "chmod 644 /k"),
     (ServiceStart("x"), ("disabled", "inactive"), "systemctl disable x && systemctl stop x"),
-    (ServiceStart("x"), ("enabled", "failed"), "systemctl stop x"),
+    (ServiceStart("x"), ("enabled", "inactive"), "systemctl stop x"),
     (LinkUp("eth1"), ("0x1002",), "ip link set eth1 down"),
     (LinkUp("eth1"), ("0x1003",), None),
     (LinkUp("eth1"), ("garbage",), None),
@@ -165,6 +168,25 @@ def test_a_text_is_one_line_that_a_shell_reads(operation: Operation) -> None:
     for text in (operation.line, operation.look):
         assert text is None or "\n" not in str(text)
         assert text is None or subprocess.run(["/bin/sh", "-n", "-c", str(text)], check=False).returncode == 0
+
+
+def test_a_failed_service_counts_as_stopped(tmp_path: Path) -> None:
+    """The undo leaves it stopped, which has to be the state before."""
+    program = tmp_path / "systemctl"
+    program.write_text(
+        "#!/bin/sh\n[ $1 = is-enabled ] && echo enabled && exit\necho failed\nexit 3\n", encoding="ascii"
+    )
+    program.chmod(0o755)
+    look = str(ServiceStart("x").look)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'PATH="{tmp_path}:$PATH"; {look}'], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["enabled", "inactive"]
+
+
+def test_whether_an_entry_of_the_hosts_file_survives_depends_on_the_machine() -> None:
+    """cloud-init and container engines write the file anew."""
+    assert HostsEntry((("10.0.0.1", "node1"),)).survives_reboot is None
 
 
 def test_nvidias_device_files_are_those_of_all_gpus() -> None:

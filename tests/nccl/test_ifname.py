@@ -8,7 +8,7 @@ import pytest
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.cluster_nccl import answers, answers_for
-from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, socket_interfaces
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.system import LibncclAnswer
 from nccl_doctor.text.inet import address_of
@@ -140,6 +140,36 @@ def test_libnccl_that_fails_is_a_disagreement_unless_the_model_fails_as_well() -
 def test_an_answer_without_the_log_line_is_found_by_its_address() -> None:
     sources = {address: seen_by(asked(told(None, address, "2.99.1"))).source for address in ("10.0.0.1", "10.9.9.9")}
     assert sources == {"10.0.0.1": "libnccl", "10.9.9.9": "model"}
+
+
+def carries(rdma: list[dict[str, Any]] | Unknown, **env: str) -> list[str]:
+    """The interfaces of NET/Socket's data on a host with these RDMA devices."""
+    facts = {"rdma": {"$unknown": rdma.reason} if isinstance(rdma, Unknown) else rdma}
+    host = patched({"hosts": {"node1": {"facts": facts, "node": {"env": env}}}}).hosts[0]
+    return [used.name for used in socket_interfaces(host)]
+
+
+def ports(state: str, layer: str = "Ethernet") -> list[dict[str, Any]]:
+    return [{"name": "mlx5_0", "verbs": 0, "ports": [{"number": 1, "state": state, "link_layer": layer}]}]
+
+
+def test_sockets_carry_the_data_where_nccl_lists_no_rdma_port() -> None:
+    everywhere = [
+        carries([]),
+        carries(ports("DOWN")),
+        carries(ports("ACTIVE"), NCCL_NET="Socket"),
+        carries(ports("ACTIVE"), NCCL_IB_DISABLE="2"),
+        carries(ports("ACTIVE"), NCCL_IB_HCA="=mlx5_9"),
+        carries(unknown("not examined"), NCCL_IB_DISABLE="1"),
+    ]
+    assert everywhere == [["eno1"]] * len(everywhere)
+    nowhere = [
+        carries(ports("ACTIVE")),
+        carries(ports("ACTIVE"), NCCL_NET="AWS Libfabric"),
+        carries(ports("ACTIVE", "Unspecified")),
+        carries(unknown("not examined")),
+    ]
+    assert nowhere == [[]] * len(nowhere)
 
 
 def test_an_address_names_its_interface_on_each_host_and_what_to_set() -> None:

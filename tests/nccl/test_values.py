@@ -34,6 +34,7 @@ def test_numbers_are_read_as_c_reads_them(text: str) -> None:
         ("NCCL_DEBUG", "DEBUG", "ignores this value"),
         ("NCCL_SOCKET_FAMILY", "IPv4", "ignores this value"),
         ("NCCL_P2P_LEVEL", "nvl", "ignores this value"),
+        ("NCCL_P2P_LEVEL", "DIS", "ignores this value"),
         ("NCCL_ALGO", "Ring,Star", "'Star'"),
         ("NCCL_IB_HCA", '"mlx5_0"', "quotes"),
         ("NCCL_SOCKET_IFNAME", "e", "single character"),
@@ -77,6 +78,16 @@ def test_collnet_is_a_word_up_to_2_13() -> None:
     bad = check_value("NCCL_ALGO", "CollNet", (2, 14, 3))
     assert bad is not None
     assert "CollNet," not in bad.allowed
+
+
+def test_attn_is_a_level_from_2_31_on() -> None:
+    old, new = (check_value("NCCL_DEBUG", "ATTN", of) for of in ((2, 30, 7), (2, 31, 2)))
+    assert old is not None
+    assert "ATTN" not in old.allowed
+    assert new is None
+    bad = check_value("NCCL_DEBUG", "DEBUG", (2, 32, 3))
+    assert bad is not None
+    assert "ATTN" in bad.allowed
 
 
 @pytest.mark.parametrize("name", ["NCCL_IB_SL", "NCCL_IB_TC"])

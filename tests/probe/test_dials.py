@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -77,6 +78,19 @@ def test_a_name_that_finds_no_file_in_its_time_is_told_as_that(port: int) -> Non
 def test_a_family_that_the_kernel_lacks_is_passed_over(port: int) -> None:
     places = [(9999, ("127.0.0.1", port)), (socket.AF_INET, ("127.0.0.1", port))]
     assert Round(5.0).run([((0, port), Dial(places, NONCE))])[0, port][:2] == ("connected", None)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("unsent", [errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT])
+def test_a_refusal_is_told_beside_an_address_to_which_nothing_was_sent(
+    unsent: int, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"10.0.0.1": errno.ECONNREFUSED, "10.0.0.2": unsent}
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda _, place: answers[place[0]], raising=False)
+    places: list[SocketAddress] = [(socket.AF_INET, (address, 29500)) for address in answers]
+    assert Round(5.0).run([((0, 29500), Dial(places[::order], NONCE))])[0, 29500][:2] == ("refused", "ECONNREFUSED")
+    alone = Dial([(socket.AF_INET, ("10.0.0.2", 29500))], NONCE)
+    assert Round(5.0).run([((0, 29500), alone)])[0, 29500][1] == errno.errorcode[unsent]
 
 
 def test_dials_wait_for_a_file_together_and_not_one_after_the_other(port: int) -> None:

@@ -149,6 +149,30 @@ def test_outbound_is_cured_by_reserving_the_port_beside_those_that_are() -> None
     assert "\nsysctl -w net.ipv4.ip_local_reserved_ports=8080,9000-9005,29500\n" in text
 
 
+def test_a_connection_is_not_called_outgoing() -> None:
+    assert (
+        screen(REPORT.model_copy(update={"cause": "outbound"})).splitlines()[0].endswith(" is in use by a connection")
+    )
+
+
+def test_processes_that_got_no_sigkill_are_not_said_to_withstand_it() -> None:
+    left = REPORT.model_copy(update={"left": (48112,)})
+    assert "SIGKILL" in screen(left)
+    assert "SIGKILL" not in screen(left.model_copy(update={"refused": "pid 48112 belongs to bob; root could end it"}))
+
+
+@pytest.mark.parametrize(("root", "own", "anyway"), [(False, False, False), (False, True, True), (True, False, True)])
+def test_force_ends_no_job_that_only_root_may_signal(root: bool, own: bool, anyway: bool) -> None:
+    job = JOB.model_copy(
+        update={
+            "holders": (HOLDER.model_copy(update={"own": own}),),
+            "refusal": "pid 48112 belongs to the user bob, and you are alice",
+        }
+    )
+    text = " ".join(screen(REPORT.model_copy(update={"jobs": (job,), "root": root})).split())
+    assert ("--force ends it anyway" in text, "Only root can end it, with --force" in text) == (anyway, not anyway)
+
+
 def test_a_holder_that_is_hidden_can_be_seen_as_root() -> None:
     hint = "a process of bob that only root may look at"
     text = screen(REPORT.model_copy(update={"jobs": (), "hint": hint}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.servers.advertise import Side, advertised, programs, side_of
+from nccl_doctor.servers.advertise import Side, advertised, programs, side_of, variable_of
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy
 from tests.servers import witness
@@ -93,6 +93,10 @@ def test_side_channels_of_nixl_mooncake_and_ucx() -> None:
     assert of("mooncake", {}) == of("mooncake", {}, sglang="0.5.23", vllm="0.33.0") == "localhost"
     assert of("mooncake", {}, vllm="0.33.0") == "192.168.1.10", "vLLM gives it its own"
     assert of("mooncake", {"MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "10.0.0.9"}, vllm="0.33.0") == "10.0.0.9"
+    left = {"MOONCAKE_LOCAL_HOSTNAME": "localhost", "LOCAL_HOSTNAME": "nodea"}
+    assert of("mooncake", left, vllm="0.33.0") == "192.168.1.10", "vLLM does not read SGLang's variables"
+    assert of("mooncake", {"MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "10.0.0.9"}, sglang="0.5.23") == "localhost"
+    assert of("mooncake", left, sglang="0.5.23") == of("mooncake", left) == "localhost"
     served = {"MOONCAKE_TE_META_DATA_SERVER": "etcd://10.0.0.1:2379", "MOONCAKE_LOCAL_HOSTNAME": "10.0.0.9"}
     assert of("mooncake", served) == "10.0.0.1"
     assert of("mooncake", {**served, "MC_TCP_BIND_ADDRESS": "10.0.0.8"}) == "10.0.0.8"
@@ -100,6 +104,22 @@ def test_side_channels_of_nixl_mooncake_and_ucx() -> None:
     assert of("ucx", {"UCX_NET_DEVICES": "enp9"}) is None
     meant = {said: "ucx" in programs(side(OWN, {"UCX_NET_DEVICES": said})) for said in ("eno1", "mlx5_0:1,eno1", "all")}
     assert meant == {"eno1": True, "mlx5_0:1,eno1": False, "all": False}
+
+
+@pytest.mark.parametrize(
+    ("program", "packages", "variable"),
+    [
+        ("mooncake", {"vllm": "0.33.0"}, "MOONCAKE_REQUESTER_LOCAL_HOSTNAME"),
+        ("mooncake", {"sglang": "0.5.23"}, "MOONCAKE_LOCAL_HOSTNAME"),
+        ("mooncake", {"sglang": "0.5.23", "vllm": "0.33.0"}, "MOONCAKE_LOCAL_HOSTNAME"),
+        ("vllm", {"vllm": "0.33.0"}, "VLLM_HOST_IP"),
+        ("ray", {"ray": "2.60.0"}, None),
+    ],
+)
+def test_the_variable_to_set_is_one_that_the_engine_reads(
+    program: str, packages: dict[str, str], variable: str | None
+) -> None:
+    assert variable_of(program, side(FACTS, packages=packages)) == variable
 
 
 def test_what_is_set_comes_first_and_a_running_ray_node_is_believed() -> None:

@@ -11,8 +11,8 @@ only a warning. A pod that is not ready has no DNS name from a headless Service 
 ``publishNotReadyAddresses: true``.
 
 Fix: if a resource is scarce, request less of it, wait until enough of it is free, or ask the cluster's administrator to
-add nodes. If the image can't be pulled, correct the image's name or the image pull secret. If the container exits, find
-the reason with ``kubectl logs --previous``.
+add nodes. If the image can't be pulled, correct the image's name or the image pull secret. If the container has exited,
+find the reason with ``kubectl logs``, or with ``kubectl logs --previous`` if the container has been restarted.
 
 References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
 """

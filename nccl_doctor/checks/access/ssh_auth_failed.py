@@ -51,12 +51,14 @@ _TOO_MANY = (
     "Name the right key: under ssh: identity_file in the hosts file or, for the ssh program too, with IdentityFile and "
     "IdentitiesOnly yes in ~/.ssh/config. The agent's other keys use up the host's limit (MaxAuthTries)."
 )
-_REFUSED = (
-    "Check that user and key are the intended ones (ssh: user, identity_file in the hosts file). The host accepts no "
-    "password, so somebody with access must check that the public key is in that user's ~/.ssh/authorized_keys, that "
+_INTENDED = "Check that user and key are the intended ones (ssh: user, identity_file in the hosts file)."
+_CHECKED = (
+    "must check that the public key is in that user's ~/.ssh/authorized_keys, that "
     "no other user may write to it or to the home directory, and that AllowUsers and PermitRootLogin let the user in. "
     "On the host, journalctl -u ssh -u sshd shows which of these it was."
 )
+_REFUSED = f"The host accepts no password, so somebody with access {_CHECKED}"
+_INSTALLED = f"Somebody with access {_CHECKED}"
 _NO_KEY = (
     "Make a key with ssh-keygen -t ed25519, and add its public half to ~/.ssh/authorized_keys of that user on the "
     "host; or name the key in the hosts file (ssh: identity_file)."
@@ -98,8 +100,14 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
         return pasted(summary, on(None, *agent, line("ssh-add {*files}", files=files)))
     if facts.out_of_time or facts.early:
         return Fix(summary=_RENEW if facts.out_of_time else _EARLY)
-    if facts.identity_file is None or not _PASSWORDS & set(facts.methods):
-        return Fix(summary=_NO_KEY if facts.identity_file is None else _REFUSED)
+    takes_password = not _PASSWORDS.isdisjoint(facts.methods)
+    if facts.identity_file is None or not takes_password:
+        if facts.identity_file is None and not facts.offered:
+            prose = _NO_KEY
+        else:
+            # if only keys of the agent were offered, ssh-copy-id has no file to install
+            prose = f"{_INTENDED} {_INSTALLED if takes_password else _REFUSED}"
+        return Fix(summary=prose)
     lines: list[Line | None] = []
     for facts in (failure.facts for failure in failures):
         login = f"{facts.user}@{facts.target}"
@@ -120,5 +128,5 @@ RULES = (
     ),
 )
 
-ADVICE = not_logged_in("no key was accepted", "Put the public key of the launching host into authorized_keys there:")
+ADVICE = not_logged_in("no key was accepted", "Put the public key of the launching host into authorized_keys there.")
 SIGNS = LogSigns(RULES, ADVICE)

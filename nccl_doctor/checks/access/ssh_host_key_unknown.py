@@ -2,7 +2,7 @@
 
 What it means: SSH can't verify the identity of the machine that answered. Even if StrictHostKeyChecking is off,
 nccl-doctor verifies every host key and never accepts a new key automatically. If the host key is unknown, tools that
-use ssh, such as mpirun and pdsh, also hang or fail.
+use ssh, such as mpirun and pdsh, also hang or fail, unless StrictHostKeyChecking is set to no, off or accept-new.
 
 How we know: the user's and the system's known_hosts files have no key for the name that ssh would use. nccl-doctor also
 considers hashed names, names with a port, HostKeyAlias and wildcards. The evidence shows the key's type and SHA256
@@ -75,5 +75,5 @@ def _is_of(known: str, fingerprint: str) -> bool:
 
 # Messages of OpenSSH's client.
 RULES = (root(r"Host key verification failed", "Host key verification failed."),)
-ADVICE = not_logged_in("its host key is not known", "Compare its fingerprint, then add the key to known_hosts:")
+ADVICE = not_logged_in("its host key is not known", "Compare its fingerprint, then add the key to known_hosts.")
 SIGNS = LogSigns(RULES, ADVICE)

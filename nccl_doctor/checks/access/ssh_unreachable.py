@@ -166,18 +166,28 @@ def _weigh(_event: Event, scene: Scene) -> Grade:
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 
 
-_SILENT = not_logged_in("it does not answer", "Start sshd there and open its port, or correct the name:")
+_SILENT = not_logged_in("it does not answer", "Start sshd there and open its port, or correct the name.")
 _REFUSED = not_logged_in(
-    "it refused the connection", "Start sshd there, or give the launcher the port that it listens on (ssh -p):"
+    "it refused the connection", "Start sshd there, or give the launcher the port that it listens on (ssh -p)."
+)
+_DROPPED = not_logged_in(
+    "its sshd closed the connection before it sent its banner, often because too many logins begin at once",
+    "Start fewer logins at once (pdsh -f, plm_rsh_num_concurrent of Open MPI), or raise MaxStartups in the host's "
+    "sshd_config; journalctl -u ssh -u sshd on the host shows the reason.",
 )
 _FAILED = not_logged_in(
     "it does not answer, its host key is unknown, or it accepts no key of this user", "See which of them it is:"
 )
 
 
+_CLOSED = re.compile(r"(?:ssh|kex)_exchange_identification: .{0,80}[Cc]onnection (?:closed|reset) by")
+
+
 def _advice(case: Case) -> Advice:
     if case.first.wording in (_SSH_FAILED, _NOT_REACHED):
         return _FAILED(case)
+    if any(_CLOSED.search(event.text) for event in case.cause.events):
+        return _DROPPED(case)
     return (_REFUSED if "refused" in case.first.text else _SILENT)(case)
 
 

@@ -12,8 +12,8 @@ The time limit for the all-reduce (`--smoke-timeout`) starts when all hosts have
 finished wrote its Python stack before nccl-doctor terminated the rank. The report names the ranks that show the
 clearest sign of a fault:
 
-- ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, an
-  unresponsive driver),
+- ranks that are suspended (SIGSTOP, a debugger) or blocked in the kernel (a network file system, an unresponsive
+  driver),
 - ranks that never started, or whose launcher did not finish importing torch,
 - ranks that run other code while all others wait in a collective,
 - ranks that reached fewer stages than others.
@@ -72,7 +72,7 @@ def _what(smoke: Smoke, culprits: Culprits) -> str:
             "answer"
         )
     if culprits.why == "stopped":
-        return f"{culprits.named} was suspended (by SIGSTOP, a debugger or a container freeze)"
+        return f"{culprits.named} was suspended (by SIGSTOP or a debugger)"
     if culprits.why == "elsewhere":
         return f"{culprits.named} was executing {place(culprits.ranks[0])}, while the other ranks waited"
     if len(culprits.ranks) == len(smoke.ranks):

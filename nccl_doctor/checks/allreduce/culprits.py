@@ -4,6 +4,7 @@ The evidence comes from the ranks' reports, the ranks' output, and a repetition 
 """
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -166,12 +167,14 @@ def culprits(smoke: Smoke) -> Culprits:
     behind = [rank for rank in smoke.ranks if STAGES.index(rank.stage) == earliest]
     known = [rank for rank in unfinished if rank.stack]
     elsewhere = [rank for rank in known if not any(part in rank.stack[0] for part in _WAITING)]
+    killed = [rank for rank in unfinished if rank.signal is not None and rank.error is None]
     signs: tuple[tuple[Why, list[RankReport]], ...] = (
-        # a rank that lost its peers may still abort on its way out
-        ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
+        # torch's watchdog aborts a rank that lost its peers
+        ("signal", [rank for rank in killed if rank.signal != signal.SIGABRT]),
         ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error, lost=bool(smoke.launchers))]),
         ("exit", [rank for rank in left if rank.error is None]),
         ("launcher", lost),
+        ("signal", killed),
         ("stopped", [rank for rank in unfinished if rank.state is not None and rank.state[0] in "TtD"]),
         ("start", behind if behind[0].stage in ("none", "started") and len(behind) < len(smoke.ranks) else []),
         ("elsewhere", elsewhere if len(elsewhere) < len(known) else []),

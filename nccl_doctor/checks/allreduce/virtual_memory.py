@@ -25,7 +25,7 @@ def with_limits(finding: Finding, snapshot: Snapshot) -> Finding:
             "evidence": (*finding.evidence, f"ulimit -v, as a command on the host has it: {words}"),
             "fix": Fix(
                 summary="Lift that limit, which torch may exceed: ulimit -v unlimited in the shell that starts "
-                "the job; for good in its start-up files, or in /etc/security/limits.d (as)."
+                "the job; for good in its start-up files, or in a .conf file in /etc/security/limits.d (as)."
             ),
         }
     )

@@ -125,7 +125,7 @@ def _advice(case: Case) -> Advice:
     which = f": {'; '.join(descriptions[:MOST])}{more}" if descriptions else f" (reported by {case.who})"
     return advise(
         f"NCCL's variables differ between ranks{which}.",
-        "Make them the same on all hosts, including ~/.nccl.conf and /etc/nccl.conf:",
+        "Make them the same on all hosts, including ~/.nccl.conf and /etc/nccl.conf.",
         case.check(),
     )
 

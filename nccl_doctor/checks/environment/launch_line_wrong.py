@@ -29,6 +29,7 @@ from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import (
+    C10D_PORT,
     batch_notes,
     host_options,
     line_to_judge,
@@ -36,6 +37,7 @@ from nccl_doctor.launch.line import (
     own_lines,
     pasteable,
     read_line,
+    split_endpoint,
 )
 from nccl_doctor.launch.plan import is_number
 from nccl_doctor.logs.rule import USAGE, root
@@ -47,7 +49,7 @@ from nccl_doctor.servers.advertise import PROGRAMS
 from nccl_doctor.snapshot.hosts import gpu_counts
 from nccl_doctor.snapshot.network import Engines, Interfaces, Names
 from nccl_doctor.text.hostlist import capital, fold, grouped
-from nccl_doctor.text.inet import is_loopback
+from nccl_doctor.text.inet import is_loopback, numeric
 from nccl_doctor.text.secrets import part
 
 
@@ -200,11 +202,11 @@ def _meeting(judged: JudgedLine) -> Iterator[LineFault]:
         return
     if line.is_static and line.launcher == "torchrun" and "rdzv_endpoint" in options:
         # it takes precedence over the master's address (torch/distributed/run.py, ``get_rdzv_endpoint``)
-        addr, port, what = *_split(options["rdzv_endpoint"]), "rendezvous endpoint"
+        addr, port, what = *split_endpoint(options["rdzv_endpoint"]), "rendezvous endpoint"
     elif line.is_static:
         addr, port, what = options.get("master_addr"), options.get("master_port"), "master address"
     else:
-        addr, port, what = *_split(options.get("rdzv_endpoint")), "rendezvous endpoint"
+        addr, port, what = *split_endpoint(options.get("rdzv_endpoint")), "rendezvous endpoint"
     if line.is_of_c10d and addr is not None and not (addr == "localhost" or is_loopback(addr)):
         yield from _c10d(judged, addr, port)
         return
@@ -223,7 +225,7 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
     if not at and None not in takes.values():
         yield (
             f"no host recognizes {addr} as its own, so none would run the rendezvous' store: a host recognizes its "
-            "own name and the addresses to which that resolves"
+            "own name, and the addresses to which that resolves or other names of these addresses"
         )
     elif len(at) > 1:
         yield f"several hosts recognize {addr} as their own ({fold(at)}), so each would wait alone"
@@ -236,9 +238,10 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
             f"the rendezvous endpoint {addr} is used with port 0, which means any free port, so the other hosts "
             "would not know it"
         )
-    elif port and port != str(judged.view.snapshot.cluster.master_port):
+    elif port != "" and (port or C10D_PORT) != str(judged.view.snapshot.cluster.master_port):
+        its_port = f"port {port}" if port else f"c10d's default port {C10D_PORT}"
         yield (
-            f"the launch command uses the rendezvous endpoint {addr} with port {port}, but nccl-doctor tested a "
+            f"the launch command uses the rendezvous endpoint {addr} with {its_port}, but nccl-doctor tested a "
             "different port"
         )
     local_addr = judged.line.options.get("local_addr")
@@ -250,9 +253,9 @@ def _c10d(judged: JudgedLine, addr: str, port: str | None) -> Iterator[LineFault
 def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
     """Return, for each host, whether torchrun would run the rendezvous store on the host, or None if facts are missing.
 
-    A host runs the store if the endpoint is the host's own name, the host's canonical name, or an address to which the
-    host's own name resolves. See ``_create_tcp_store`` in c10d_rendezvous_backend.py and ``_matches_machine_hostname``
-    in utils.py (torch/distributed/elastic/rendezvous).
+    A host runs the store if the endpoint is the host's own name, the host's canonical name, an address to which the
+    host's own name resolves, or another name that resolves to such an address. See ``_create_tcp_store`` in
+    c10d_rendezvous_backend.py and ``_matches_machine_hostname`` in utils.py (torch/distributed/elastic/rendezvous).
     """
     conf = dict(item.partition("=")[::2] for item in judged.line.options.get("rdzv_conf", "").split(","))
     if "is_host" in conf:  # each host's line has its own
@@ -265,7 +268,10 @@ def _stores(judged: JudgedLine, addr: str) -> dict[str, bool | None]:
             continue
         answer = facts.resolution.get(facts.identity.hostname)
         names = {facts.identity.hostname, facts.engines.fqdn if isinstance(facts.engines, Engines) else None}
-        stores[host.name] = addr in names or (None if answer is None else addr in answer.addresses)
+        endpoint = facts.resolution.get(addr)
+        there = (addr,) if numeric(addr) is not None else endpoint.addresses if endpoint is not None else None
+        matches = None if answer is None or there is None else bool({*there} & {*answer.addresses})
+        stores[host.name] = addr in names or matches
     return stores
 
 
@@ -318,7 +324,7 @@ def _by_hand(judged: JudgedLine) -> Iterator[LineFault]:
 def _url(judged: JudgedLine) -> Iterator[LineFault]:
     url = judged.line.url
     if url is not None and judged.count > 1:
-        addr, port = _split(url.removeprefix("tcp://"))
+        addr, port = split_endpoint(url.removeprefix("tcp://"))
         option = next(each.name for each in judged.line.arguments if each.value == url)
         yield from _wrong_place(judged, f"{option} {url}", addr or "", port)
 
@@ -352,16 +358,11 @@ def _is_own(judged: JudgedLine, addr: str) -> bool | None:
     return addr in {entry.address for entry in facts.interfaces.addresses}
 
 
-def _split(place: str | None) -> tuple[str | None, str | None]:
-    host, sign, port = (place or "").rpartition(":")
-    return ((host if sign else port).strip("[]") or None), (port if sign else None)
-
-
 def _own_ports(judged: JudgedLine) -> Iterator[str]:
     """Yield a fault for each port in an engine's launch command that the engine also uses for another purpose."""
     line = judged.line
     options = {name: line.options.get(name, "") for name in ("port", "master_port")}
-    options["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""
+    options["rdzv_endpoint"] = split_endpoint(line.options.get("rdzv_endpoint"))[1] or ""
     for name, text in options.items():
         for use in PROGRAMS[line.launcher].ports if line.launcher in PROGRAMS and is_number(text) else ():
             if use.first <= int(text) <= use.last and (not use.only_with or use.only_with in line.options):

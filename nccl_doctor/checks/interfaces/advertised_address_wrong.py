@@ -42,7 +42,16 @@ from nccl_doctor.model.finding import Command, Finding, Fix, Severity, export, o
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reachability import LossCause, Reachable, reachability
-from nccl_doctor.servers.advertise import PROGRAMS, TELLING, Advertised, Side, advertised, programs, side_of
+from nccl_doctor.servers.advertise import (
+    PROGRAMS,
+    TELLING,
+    Advertised,
+    Side,
+    advertised,
+    programs,
+    side_of,
+    variable_of,
+)
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.hostlist import fold, grouped, plural
@@ -94,7 +103,7 @@ def advertised_address_wrong(view: View) -> Findings:
         yield Absent("no engine is named (--engine) or installed")
         return
     for (severity, those), which in grouped(_faults(view, wanted, meant, sides)).items():
-        yield _finding(view, severity, those, which)
+        yield _finding(view, severity, those, which, sides)
 
 
 def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
@@ -226,19 +235,24 @@ def _right_address(view: View, name: str, host_nccl: HostNccl) -> tuple[str | No
     return next((ip for ip in (*listed, *there) if ip in there), next(iter(listed), None)), listed
 
 
-def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: list[str]) -> Finding:
+def _finding(
+    view: View, severity: Severity, those: tuple[Misled, ...], which: list[str], sides: Mapping[str, Side]
+) -> Finding:
     hosts = tuple(item.host for item in those)
     who = " and ".join(PROGRAMS[program].title for program in which)
     fault = those[0].fault if len(which) == 1 else those[0].fault.replace("will advertise", "will each advertise", 1)
     better = {item.host: item.better for item in those if item.better is not None}
-    commands = tuple(command for program in which for command in _commands(view, program, better))
+    commands = tuple(command for program in which for command in _commands(view, program, better, sides))
+    restarts = "ray" in which and any(sides[host].engines.ray_nodes for host in better)
     summary = "Start it with the cluster's address."
+    if restarts:
+        summary = "Stop the running Ray node, which ends its tasks, and start it with the cluster's address."
     if "deepspeed" in which:
         summary = f"Give it the cluster's address: deepspeed --master_addr {better.get(hosts[0], 'ADDRESS')}."
     elif not commands:
         summary = "On each host, give it that host's own address on the cluster's network."
     variables = {
-        host: {variable: address for program in which if (variable := PROGRAMS[program].export) is not None}
+        host: {variable: address for program in which if (variable := variable_of(program, sides[host])) is not None}
         for host, address in better.items()
     }
     return Finding(
@@ -248,7 +262,7 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
         facts={"engines": which, "addresses": {item.host: item.given.address for item in those}, "reached_by": better},
         fix=Fix(
             summary=summary,
-            risk="safe" if commands else "manual",
+            risk="disruptive" if restarts else "safe" if commands else "manual",
             commands=commands,
             variables={host: settings for host, settings in variables.items() if settings},
         ),
@@ -256,10 +270,12 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
     )
 
 
-def _commands(view: View, program: str, better: Mapping[str, str]) -> Iterator[Command]:
+def _commands(view: View, program: str, better: Mapping[str, str], sides: Mapping[str, Side]) -> Iterator[Command]:
     cluster = view.snapshot.cluster
     for host, address in better.items():
-        if (variable := PROGRAMS[program].export) is not None:
+        if program == "ray" and sides[host].engines.ray_nodes:
+            yield from on(host, line("ray stop"))
+        if (variable := variable_of(program, sides[host])) is not None:
             yield from on(host, export(variable, address))
         elif program == "ucx":
             there = view.nccl.by_host[host].interfaces.addresses

@@ -3,7 +3,9 @@
 What it means: gloo listens on the address to which the host's own name resolves, and advertises this address. The
 installers of Debian and Ubuntu map the host's name to 127.0.1.1 in /etc/hosts. If gloo advertises 127.0.1.1, the other
 hosts connect to themselves and fail with "Gloo connectFullMesh failed" or "Connection refused, remote=[127.0.1.1]:…".
-Jobs that use only NCCL are not affected.
+NCCL's own connections are not affected. torchrun's c10d rendezvous is affected if its endpoint is an IP address of the
+host: torchrun does not recognize the address as the host's own, so no host runs the rendezvous' store, and all hosts
+time out. With --rdzv-conf=is_host=1, torchrun runs the store on that host.
 
 Between two hosts, gloo connects from the host with the higher address to the host with the lower address. With peers in
 10.0.0.0/8, whose addresses are lower than 127.0.1.1, a single host with a loopback address can still connect, so the

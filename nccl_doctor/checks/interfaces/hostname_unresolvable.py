@@ -117,7 +117,11 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     # not a fault of the host itself
     failed = (dial for dial in view.dials.unexplained if dial.outcome == "failed")
     lost = {dial for dial in failed if dial.src in hosts and dial.address in names}
-    summary = f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file."
+    summary = (
+        f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file. If cloud-init "
+        "(manage_etc_hosts) or a container engine writes /etc/hosts at each start, change cloud-init's template or "
+        "use --add-host instead."
+    )
     fix = pasted(summary, commands, needs_root=bool(commands))
     return Finding(
         hosts=hosts,

@@ -15,6 +15,8 @@ NCCL_SOCKET_IFNAME to a different value on each host.
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """
 
+import re
+
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
@@ -40,6 +42,19 @@ def ifname_no_match(view: View) -> Findings:
 
 
 def _advice(case: Case) -> Advice:
+    if _OFF_SUBNET.search(case.first.text):
+        return advise(
+            f"{case.who} has no interface in the subnet of the address in NCCL_COMM_ID, which overrides "
+            "NCCL_SOCKET_IFNAME.",
+            "Unset NCCL_COMM_ID (torch does not need it), or set it to an address in a subnet of which every host has "
+            "an address.",
+        )
+    if "NCCL_OOB_NET_IFNAME" in case.first.text:
+        return advise(
+            f"NCCL_OOB_NET_IFNAME matches none of NCCL's network devices on {case.who}.",
+            "Correct or unset NCCL_OOB_NET_IFNAME: with RDMA, its value lists RDMA devices, such as mlx5_0, instead of "
+            "network interfaces.",
+        )
     value = case.log.facts.ifname
     setting = f"NCCL_SOCKET_IFNAME={word(value)} fits" if value else "NCCL_SOCKET_IFNAME fits"
     return advise(
@@ -49,6 +64,9 @@ def _advice(case: Case) -> Advice:
         ifname_command(case),
     )
 
+
+_OFF_SUBNET = re.compile(r"No usable listening interface found|in the same subnet as remote address")
+"""Pattern for NCCL's messages that no interface is in the subnet of the address in NCCL_COMM_ID."""
 
 # NCCL's bootstrap or its network finds no interface.
 RULES = roots(

@@ -13,7 +13,7 @@ Fix: put the master first in the hosts file, or set `master_addr` to an address 
 
 from nccl_doctor.checks.effects import MASTER
 from nccl_doctor.checks.view import Findings, View, check, failed_by
-from nccl_doctor.logs.rule import roots
+from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Details, Finding, Severity
@@ -59,21 +59,36 @@ def master_addr_not_local(view: View) -> Findings:
 
 
 def _advice(case: Case) -> Advice:
+    if all(event.wording == _ANY_SOCKET for event in case.cause.events):
+        return advise(
+            f"{case.who} tried to bind or connect to an address that is not available on its host (errno 99).",
+            "See which call failed (the traceback above the error): a server's host option might name another host's "
+            "address, localhost might resolve to ::1 on a host without IPv6, or no source port might be free.",
+            case.check(),
+        )
     return advise(
         f"{case.who} should be the master but does not have the address {case.address.ip or 'that it was given'}: the "
         "address belongs to another host, or is behind a NAT.",
-        "Set MASTER_ADDR to an address of the host that runs node rank 0:",
+        "Set MASTER_ADDR to an address of the host that runs node rank 0.",
         case.check(),
     )
 
 
+_ANY_SOCKET = r"(?:bind|listen|OSError).*(?:\[Errno 99\]|errno=99|[Cc]annot assign requested address)"
+"""Pattern for EADDRNOTAVAIL of any program; torch's own master has a different wording."""
+
 # A bind to an address that this host does not have (EADDRNOTAVAIL, 99).
-RULES = roots(
-    r"server socket has failed to (?:bind|listen).*(?::(?P<port>\d+) \(errno: 99 - |EADDRNOTAVAIL)",
-    "[W socket.cpp:426] [c10d] The server socket has failed to bind to 10.0.0.9:29500 (errno: 99 - Cannot assign "
-    "requested address).",
-    r"(?:bind|listen|OSError).*(?:\[Errno 99\]|errno=99|[Cc]annot assign requested address)",
-    "OSError: [Errno 99] Cannot assign requested address",
+RULES = (
+    root(
+        r"server socket has failed to (?:bind|listen).*(?::(?P<port>\d+) \(errno: 99 - |EADDRNOTAVAIL)",
+        "[W socket.cpp:426] [c10d] The server socket has failed to bind to 10.0.0.9:29500 (errno: 99 - Cannot assign "
+        "requested address).",
+    ),
+    likely(
+        _ANY_SOCKET,
+        "OSError: [Errno 99] Cannot assign requested address",
+        unless=r"NCCL (?:WARN|INFO)",  # NCCL binds addresses of its own interfaces, not the master address
+    ),
 )
 
 SIGNS = LogSigns(RULES, _advice)

@@ -65,7 +65,7 @@ def neighbour_table_small(view: View) -> Findings:
     for (limit, peers), hosts in short.items():
         raised = 1 << (peers * ROOM).bit_length()
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
-        summary = "Raise the limits (for good: the same settings in /etc/sysctl.d/):"
+        summary = "Raise the limits (for good: the same settings in a .conf file in /etc/sysctl.d):"
         raising = SysctlSet(tuple((f"{NAME}{number}", str(value)) for number, value in limits), (str(limit),))
         # with a full table the kernel drops the packet or the ARP answer: "no route to host" (net/ipv4/arp.c)
         slow = [dial for dial in view.dials.unexplained if dial.outcome in ("timed-out", "no-route")]
@@ -116,7 +116,7 @@ def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
 ADVICE = make_advice(
     "The kernel's neighbour (ARP) table on {who} has fewer entries than there are hosts on the subnet, so packets to "
     "the rest are dropped.",
-    "Raise net.ipv4.neigh.default.gc_thresh1, 2 and 3 well above the number of hosts, on every host:",
+    "Raise net.ipv4.neigh.default.gc_thresh1, 2 and 3 well above the number of hosts, on every host.",
 )
 
 # The kernel's message.

@@ -29,6 +29,11 @@ def reverse_path_filtered(view: View) -> Findings:
         names = list(dict.fromkeys(fault.usual for fault in entry.route_faults if fault.usual))
         # a VLAN's name contains a dot, so sysctl(8) needs slashes between the parts
         keys = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter")) for name in names]
+        facts = next(facts for host, facts in view.facts if host.name == entry.host)
+        sysctls = facts.sysctls if isinstance(facts.sysctls, dict) else {}
+        # the interface's own value might be 0 although conf.all makes the filter strict
+        values = [sysctls.get(f"net.ipv4.conf.{name}.rp_filter") for name in names]
+        earlier = tuple(value for value in values if value is not None)
         peers = fold(sorted(entry.peers))
         yield Finding(
             hosts=(entry.host,),
@@ -42,8 +47,11 @@ def reverse_path_filtered(view: View) -> Findings:
             details=Details(failed=tuple(entry.pairs)),
             fix=pasted(
                 f"Give {peers} a route to {entry.host} by the right interface; or filter loosely (for good: the same "
-                "setting in /etc/sysctl.d/):",
-                on(entry.host, SysctlSet(tuple((key, "2") for key in keys), ("1",) * len(keys))),
+                "setting in a .conf file in /etc/sysctl.d):",
+                on(
+                    entry.host,
+                    SysctlSet(tuple((key, "2") for key in keys), earlier if len(earlier) == len(keys) else ()),
+                ),
                 needs_root=True,
             ),
         )

@@ -6,9 +6,9 @@ address from a stale init file).
 
 How we know: the log contains NCCL's "Connect to 10.0.0.2<4242> failed : Connection refused" (or an older form), torch's
 "The client socket has failed to connect to … (errno: 111", gloo's "SO_ERROR: Connection refused", or Ray's "Failed to
-connect to GCS". NCCL retries connections for a minute before it fails, so a few INFO messages about retries are normal
-at the start of a job. Ray's message does not show whether the connection was refused or got no answer, but usually
-Ray's head node was not running.
+connect to GCS". NCCL retries a refused connection for a minute (for about 20 seconds in NCCL 2.23 and earlier) before
+it fails, so a few INFO messages about retries are normal at the start of a job. Ray's message does not show whether the
+connection was refused or got no answer, but usually Ray's head node was not running.
 
 Fix: Look for the first error of the process that should have been listening. Check MASTER_ADDR and MASTER_PORT on every
 host. `nccl-doctor check` tests the ports between all pairs of hosts.

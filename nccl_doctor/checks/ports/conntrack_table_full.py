@@ -12,8 +12,8 @@ estimate).
 
 Fix: raise the limit of the conntrack table. The setting exists only once the kernel module nf_conntrack is loaded, so a
 permanent limit needs nf_conntrack in a .conf file in /etc/modules-load.d, too. kube-proxy sets the limit itself when it
-starts (--conntrack-max-per-core). An entry occupies about 300 bytes of memory. Entries of closed connections
-remain for a few minutes, but entries of connections that were never closed remain for five days
+starts (--conntrack-max-per-core). An entry occupies about 300 bytes of memory. Entries of closed connections remain for
+a few minutes, but entries of connections that were never closed remain for five days
 (nf_conntrack_tcp_timeout_established). Find out which program opens most of the connections.
 
 References: the kernel's Documentation/networking/nf_conntrack-sysctl.rst; net/netfilter/nf_conntrack_core.c.

@@ -5,7 +5,8 @@ What it means: NCCL has no port setting, so every listener and every connection 
 bind failed: Address already in use". The error "Call to bind failed" does not concern the master port.
 
 If a connection from the host failed with EADDRNOTAVAIL because all ports of the range were in use, the diagnosis is an
-error instead of a warning.
+error instead of a warning. An IPv6 connection counts only if the host has an IPv6 address, because the error is the
+same without an address.
 
 How we know: the number of ports that the job needs is estimated from the world size, and compared with the number of
 unreserved ports in the range. Each rank uses about six ports for itself (the bootstrap's listeners, the proxy, gloo).
@@ -24,6 +25,7 @@ new range would lack some of the existing ports.
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import RESERVED
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted
+from nccl_doctor.firewall.route_lookup import may_lack_address
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
 from nccl_doctor.logs.signs import LogSigns, PassStage, Role, Scene, make_advice
@@ -63,11 +65,13 @@ def ephemeral_ports_few(view: View) -> Findings:
     for host, facts in view.facts:
         span = known(facts.port_range)
         needed = connections(local[host.name], world)
-        dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
+        portless = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
+        dials = [dial for dial in portless if not may_lack_address(host, dial.address)]
         if dials:
             peers = fold(sorted({dial.dst for dial in dials}))
             widened = _widen(host, view.snapshot.cluster.master_port)
-            widen = ", or widen the range (for good: the same settings in /etc/sysctl.d/):" if widened else "."
+            for_good = "for good: the same settings in a .conf file in /etc/sysctl.d"
+            widen = f", or widen the range ({for_good}):" if widened else "."
             yield Finding(
                 hosts=(host.name,),
                 message=f"{host.name} has no free ephemeral port: all ports from {span.low} to {span.high} are in use.",
@@ -101,9 +105,8 @@ def _fix(hosts: list[Host], needed: int, master_port: int) -> Fix:
     widened = tuple(command for host in hosts for command in _widen(host, master_port))
     if not widened:
         return Fix(summary=f"Widen the range (net.ipv4.ip_local_port_range), reserve fewer of its ports, {fewer}.")
-    return pasted(
-        "Widen the range on every host (for good: the same settings in /etc/sysctl.d/):", widened, needs_root=True
-    )
+    summary = "Widen the range on every host (for good: the same settings in a .conf file in /etc/sysctl.d):"
+    return pasted(summary, widened, needs_root=True)
 
 
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:

@@ -7,7 +7,8 @@ in a different network, or no host has the target address. "Network is unreachab
 no route to the target address, for example because its interface in that network is down or has no address.
 
 How we know: the log contains NCCL's "Connect to 10.0.0.2<4242> failed : No route to host" or "Network is unreachable",
-or errno 113 in torch or gloo. NCCL 2.24 and later retry 34 times and log the retries only at INFO level.
+errno 113 in torch or gloo, or errno 101 in torch for an IPv4 address. NCCL 2.24 and later retry 34 times and log the
+retries only at INFO level.
 
 Fix: If the error is "No route to host", allow connections from the cluster's own addresses on the host that rejects
 them. `nccl-doctor check` shows the rule that rejects the connections, and a command that allows only connections from
@@ -19,7 +20,7 @@ References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUN
 
 import re
 
-from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, root
+from nccl_doctor.logs.rule import C10D_CLIENT, C10D_UNREACHABLE, WEB, Grade, failed_connects, failed_pairs, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Role, make_advice
 from nccl_doctor.model.register import from_logs
 
@@ -64,6 +65,11 @@ RULES = (
         C10D_CLIENT + r"errno: 113 - ",
         "[W socket.cpp:558] [c10d] The client socket has failed to connect to [head]:29500 (errno: 113 - No route to "
         "host).",
+    ),
+    hint(
+        C10D_UNREACHABLE,
+        "[W socket.cpp:663] [c10d] The client socket has failed to connect to [10.0.0.2]:29500 (errno: 101 - Network "
+        "is unreachable).",
     ),
 )
 

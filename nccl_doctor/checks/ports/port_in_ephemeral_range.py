@@ -44,7 +44,7 @@ def port_in_ephemeral_range(view: View) -> Findings:
             facts={"port": port, "low": ports.low, "high": ports.high},
             fix=pasted(
                 "Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
-                "one (for good: the same setting in /etc/sysctl.d/):",
+                "one (for good: the same setting in a .conf file in /etc/sysctl.d):",
                 on(host.name, reserving(ports, port)),
                 needs_root=True,
             ),

@@ -145,8 +145,8 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
         return Fix(summary=f"Wait until that connection has ended, or {MOVE}.")
     if ports is not None and _is_outgoing(host, trial):
         return Fix(
-            summary="Wait until that connection has ended, and reserve the port (for good: the same setting in "
-            f"/etc/sysctl.d/); or {MOVE}:",
+            summary="Wait until that connection has ended, and reserve the port (for good: the same setting in a "
+            f".conf file in /etc/sysctl.d); or {MOVE}:",
             needs_root=True,
             commands=on(host.name, reserving(ports, trial.port)),
         )

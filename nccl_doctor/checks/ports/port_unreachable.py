@@ -12,6 +12,9 @@ that it belonged to nccl-doctor. The way in which a connection fails indicates t
 - timed out: the packets are silently dropped, for example by a firewall's DROP rule or a cloud's security group.
 - no route to host: a firewall rejects the connection with an ICMP "prohibited" message (as firewalld does), or the
   target host does not answer ARP requests.
+- permission denied (EACCES): over IPv4, a routing rule on the connecting host prohibits the connection. Over IPv6, the
+  cause might instead be a firewall's ICMPv6 "prohibited" message.
+- no source address (EADDRNOTAVAIL): the connecting host has no free ephemeral port or, over IPv6, no IPv6 address.
 - refused: a TCP reset or an ICMP "port unreachable" message arrived although nccl-doctor was listening on the port,
   because of a REJECT rule or address translation.
 - network unreachable: the connecting host has no route to the target address.
@@ -50,6 +53,8 @@ from itertools import permutations
 
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.view import Findings, View, check, on_each, pairs_of, pasted, ports_of
+from nccl_doctor.firewall.blame import undecided_policies
+from nccl_doctor.firewall.route_lookup import is_ipv6, may_lack_address
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Details, Finding, Fix, Severity, on
 from nccl_doctor.model.operations.system import LinkUp
@@ -60,7 +65,7 @@ from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.mesh import FailureGroup, LostConnections, Mesh, Rail, accused, groups
 from nccl_doctor.snapshot.network import FirewallFacts, Interfaces, Link
 from nccl_doctor.snapshot.surroundings import KubeFacts
-from nccl_doctor.text.hostlist import fold, grouped, listed, nouns
+from nccl_doctor.text.hostlist import fold, grouped, listed, nouns, quoted
 from nccl_doctor.text.shell import line
 
 MEANS = {
@@ -214,7 +219,7 @@ def _finding(
     *,
     losses: Sequence[LostConnections] = (),
 ) -> Finding:
-    groups = grouped(((dial.dst, dial.address, _means(dial)), dial) for dial in dials)
+    groups = grouped(((dial.dst, dial.address, _means(view, dial)), dial) for dial in dials)
     evidence = [
         f"{fold(sorted({dial.src for dial in those}))} -> {address}:{ports_of(those, len(those))}: {what}"
         for (_dst, address, what), those in ({} if losses else groups).items()
@@ -222,8 +227,9 @@ def _finding(
     evidence += [
         f"{loss.src} -> {loss.address}:{loss.port}: {loss.lost} of {loss.tried} got no answer" for loss in losses
     ]
-    if refused := _refused_at_home(sentence, dials, evidence):
-        return refused
+    for at_home in (_refused_at_home, _without_address):
+        if finding := at_home(view, sentence, dials, evidence):
+            return finding
     ends = {name for dial in dials for name in (dial.src, dial.dst)}
     firewalls = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
     judged = {name for name, firewall in firewalls.items() if isinstance(firewall, FirewallFacts)}
@@ -237,7 +243,7 @@ def _finding(
     unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
     evidence += [f"this rule on {name} might be the cause: {rule}" for name, rule in unclear]
     used = f" over {rail.interface}, which {' and '.join(rail.users)} will also use for data" if rail else ""
-    advice = _by_the_other_address(view, dials) or between(view.kube, ends)
+    advice = _by_the_other_address(view, dials) or between(view.kube, ends, dials)
     fix = Fix(summary=advice) if advice else _look(dials, unread, judged)
     if losses and not unclear:
         fix = _mend_path(view, ends)
@@ -250,15 +256,52 @@ def _finding(
     )
 
 
-def _means(dial: FailedDial) -> str:
-    """Describe how a connection failed, with the errno if the connecting host itself prevented the connection."""
+def _means(view: View, dial: FailedDial) -> str:
+    """Describe how a connection failed, with the errno if ``outcome`` does not name it."""
+    if _is_denied(dial) and _is_ipv6(view, dial):
+        return "permission denied (EACCES, over IPv6 typical of a firewall REJECT)"
     what = MEANS[dial.outcome]
     return f"{what} ({dial.error})" if dial.outcome == "failed" and dial.error else what
 
 
-def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Sequence[str]) -> Finding | None:
-    """Return a finding if the connecting hosts' own kernels refuse all ``dials`` with EACCES (see ip-rule(8))."""
-    if not dials or any((dial.outcome, dial.error) != ("failed", "EACCES") for dial in dials):
+def _is_denied(dial: FailedDial) -> bool:
+    return (dial.outcome, dial.error) == ("failed", "EACCES")
+
+
+def _is_ipv6(view: View, dial: FailedDial) -> bool:
+    return any(host.name == dial.src and is_ipv6(host, dial.address) for host in view.snapshot.reached)
+
+
+def _without_address(view: View, sentence: str, dials: Sequence[FailedDial], evidence: Sequence[str]) -> Finding | None:
+    """Return a finding if all ``dials`` failed with EADDRNOTAVAIL and the hosts might lack IPv6 addresses."""
+
+    def lacks(dial: FailedDial) -> bool:
+        return dial.outcome == "no-source-address" and any(
+            host.name == dial.src and may_lack_address(host, dial.address) for host in view.snapshot.reached
+        )
+
+    if not dials or not all(map(lacks, dials)):
+        return None
+    sources = tuple(sorted({dial.src for dial in dials}))
+    return Finding(
+        hosts=sources,
+        message=f"{sentence}: {fold(sources)} found no IPv6 address or port to connect from.",
+        evidence=tuple(evidence),
+        details=Details(failed=pairs_of(dials)),
+        fix=pasted(
+            "See whether IPv6 is disabled there (net.ipv6.conf.*.disable_ipv6) or has no address. Set it up, or use "
+            "IPv4 addresses in the hosts file:",
+            on_each(sources, line("ip -6 address show"), line("sysctl net.ipv6.conf.all.disable_ipv6")),
+        ),
+    )
+
+
+def _refused_at_home(view: View, sentence: str, dials: Sequence[FailedDial], evidence: Sequence[str]) -> Finding | None:
+    """Return a finding if the connecting hosts' own kernels refuse all ``dials`` with EACCES (see ip-rule(8)).
+
+    Only IPv4 connections prove this. Over IPv6, the ICMPv6 message of another host's firewall also leads to EACCES.
+    """
+    if not dials or not all(_is_denied(dial) and not _is_ipv6(view, dial) for dial in dials):
         return None
     sources = tuple(sorted({dial.src for dial in dials}))
     to = dials[0]
@@ -338,7 +381,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
     return setting(summary, variable, {host: f"{sign}{name}" for host, name in first.items()})
 
 
-def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
+def between(kube: KubeFacts, ends: Collection[str], dials: Sequence[FailedDial]) -> str | None:
     """Return advice on filters to check between pods, or None if none of the hosts in ``ends`` is a pod."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
@@ -353,4 +396,12 @@ def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
     )
     if isinstance(kube.policies, Unknown):
         return f"The NetworkPolicies could not be examined: {kube.policies.reason}; see those first. {look}"
+    if undecided := undecided_policies(kube, kube.policies, dials):
+        labels = None if any(pod.host_network for pod in pods) else kube.namespace_labels
+        reason = f" ({labels.reason})" if isinstance(labels, Unknown) else ""
+        word = "NetworkPolicy" if len(undecided) == 1 else "NetworkPolicies"
+        return (
+            f"The {word} {listed(map(quoted, undecided))} might drop it, which could not be determined{reason}; see "
+            f"this first (kubectl get networkpolicy). {look}"
+        )
     return f"No NetworkPolicy drops it. {look}"

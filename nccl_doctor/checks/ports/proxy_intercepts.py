@@ -17,8 +17,9 @@ only after the connecting host had sent data. If no sidecar exists and a host's 
 connections, the diagnosis is firewall-blocks-port.
 
 Fix: exclude the job's pods from the mesh, and start the job again. For Istio, set the `sidecar.istio.io/inject:
-"false"` label in the pod template. For Linkerd, set the `linkerd.io/inject: disabled` annotation in the pod template.
-Alternatively, exclude the whole ephemeral range, which contains NCCL's ports, from the proxy.
+"false"` label in the pod template or, in Istio's ambient mode, which has no sidecars, the `istio.io/dataplane-mode:
+none` label. For Linkerd, set the `linkerd.io/inject: disabled` annotation in the pod template. Alternatively, exclude
+the whole ephemeral range, which contains NCCL's ports, from the proxy.
 
 References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-first protocols). Linkerd, "Protocol
 Detection".
@@ -47,7 +48,8 @@ WITHOUT = (
 )
 OTHERWISE = (
     'Leave the job\'s pods out of the service mesh (for Istio the label sidecar.istio.io/inject: "false" in their '
-    "template), or exclude all TCP ports between the hosts from the proxy."
+    "template, or istio.io/dataplane-mode: none in the ambient mode, which has no sidecars), or exclude all TCP ports "
+    "between the hosts from the proxy."
 )
 
 

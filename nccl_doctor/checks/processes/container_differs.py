@@ -16,9 +16,9 @@ and EPERM mean that the mode of the device file or the container's device rules 
 
 Fix: recreate the container with the options that the diagnosis shows, because most settings of a running container
 can't be changed. Podman passes GPUs to a container by the Container Device Interface (CDI), whose specification
-`nvidia-ctk cdi generate` creates on the host. Only /dev/shm can be enlarged in a running container, and the change is
-lost when the container stops. With Docker and nerdctl, root must enlarge it from the host, because the default seccomp
-profile forbids mount(2) in the container even for `docker exec --privileged`.
+`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` writes on the host (as root). Only /dev/shm can be enlarged in a
+running container, and the change is lost when the container stops. With Docker and nerdctl, root must enlarge it from
+the host, because the default seccomp profile forbids mount(2) in the container even for `docker exec --privileged`.
 
 References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --add-host. NCCL's user guide,
 "Troubleshooting", "Docker".

@@ -10,8 +10,8 @@ channel and direction). The limit does not apply to a process with the CAP_IPC_L
 outside containers, but in a container only if the capability was granted. Your own terminal might show a different
 limit, because launchers start the job in non-interactive sessions.
 
-Fix: write `* - memlock unlimited` to a file in /etc/security/limits.d, and log in again. For Docker, use `--ulimit
-memlock=-1`. For systemd units such as Slurm's slurmd, set `LimitMEMLOCK=infinity`.
+Fix: write `* - memlock unlimited` to a .conf file in /etc/security/limits.d, and log in again. For Docker, use
+`--ulimit memlock=-1`. For systemd units such as Slurm's slurmd, set `LimitMEMLOCK=infinity`.
 """
 
 from nccl_doctor.checks.effects import PINNING
@@ -54,8 +54,8 @@ def memlock_low(view: View) -> Findings:
             facts={"memlock_soft": limit},
             severity=Severity.ERROR if limit < FATAL else None,
             fix=Fix(
-                summary="Write * - memlock unlimited into a file in /etc/security/limits.d and log in again (Docker: "
-                "--ulimit memlock=-1; Slurm: LimitMEMLOCK=infinity for slurmd).",
+                summary="Write * - memlock unlimited to a .conf file in /etc/security/limits.d and log in again "
+                "(Docker: --ulimit memlock=-1; Slurm: LimitMEMLOCK=infinity for slurmd).",
                 needs_root=True,
             ),
         )

@@ -12,8 +12,8 @@ for 48 ranks, but some jobs of 32 ranks with several communicators have failed w
 checked, because NCCL raises it to the hard limit only in the process that serves the bootstrap.
 
 Fix: to raise the soft limit to the hard limit, run `ulimit -n "$(ulimit -Hn)"` in the shell that starts the job. To
-raise the hard limit permanently, write `* - nofile 1048576` to a file in /etc/security/limits.d and log in again. For
-root, write `root - nofile 1048576`, since `*` does not apply to root. For systemd units such as Slurm's slurmd, set
+raise the hard limit permanently, write `* - nofile 1048576` to a .conf file in /etc/security/limits.d and log in again.
+For root, write `root - nofile 1048576`, since `*` does not apply to root. For systemd units such as Slurm's slurmd, set
 `LimitNOFILE=1048576`.
 """
 
@@ -87,7 +87,7 @@ def _raise(view: View, hosts: Sequence[str]) -> str:
 
 ADVICE = make_advice(
     "{who} opened too many files: each NCCL connection counts as one, and their number grows with the job.",
-    "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services). "
+    'Raise the limit where the job starts (ulimit -n "$(ulimit -Hn)" in the batch script; LimitNOFILE= for services). '
     "To see the limit of a process started over SSH:",
 )
 

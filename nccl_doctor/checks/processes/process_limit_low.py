@@ -8,8 +8,9 @@ How we know: the check reads ulimit -u, the number of the user's threads, and pi
 groups. The check estimates that each rank needs 32 processes and threads (for NCCL's proxies, torch's watchdogs and
 autograd, and data loaders), or 16 without a GPU. If the limits leave room for fewer than 4 processes and threads per
 rank, the diagnosis is an error, because the job can't start. Logs contain "Resource temporarily unavailable" after a
-fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", or OpenBLAS's "pthread_create
-failed".
+fork or a std::system_error, BlockingIOError [Errno 11], "can't start new thread", or "pthread_create failed". With
+"Operation not permitted", pthread_create fails because of a container's seccomp filter, not because of a limit (see
+container-start-failed).
 
 Fix: raise ulimit -u (or LimitNPROC, TasksMax, or Docker's --pids-limit), or start fewer workers and threads
 (OMP_NUM_THREADS=1).
@@ -70,8 +71,8 @@ def process_limit_low(view: View) -> Findings:
             severity=Severity.ERROR if room < LEAST * ranks else None,
             # an estimate alone explains only ranks that say so themselves
             explains=None if room < LEAST * ranks else (NAMED,),
-            fix="Raise ulimit -u in the shell that starts the job (for good: nproc in /etc/security/limits.d), "
-            "TasksMax of the service or the user's slice, or --pids-limit of the container.",
+            fix="Raise ulimit -u in the shell that starts the job (for good: nproc in a .conf file in "
+            "/etc/security/limits.d), TasksMax of the service or the user's slice, or --pids-limit of the container.",
         )
 
 
@@ -86,18 +87,16 @@ RULES = (
     root(
         r"(?:fork|clone|pthread_create|[Cc]reat\w+ (?:new )?thread|[Tt]hread creation failed|system_error|RLIMIT_NPROC"
         r"|what\(\):)(?: |\b).{0,120}[Rr]esource temporarily unavailable"
-        r"|\[Errno 11\] [Rr]esource temporarily unavailable|fork: Cannot allocate memory",
+        r"|\[Errno 11\] [Rr]esource temporarily unavailable",
         "bash: fork: retry: Resource temporarily unavailable",
     ),
-    root(
-        r"can't start new thread|[Uu]nable to create new native thread|RLIMIT_NPROC",
-        "RuntimeError: can't start new thread",
-    ),
+    root(r"can't start new thread|[Uu]nable to create new native thread", "RuntimeError: can't start new thread"),
     # C++ exception for a thread that can't be started, as torch passes it on; Python itself raises BlockingIOError
     root(r"RuntimeError: [Rr]esource temporarily unavailable *$", "RuntimeError: Resource temporarily unavailable"),
     likely(
         r"(?:pthread_create|thread creation) failed",
-        "OpenBLAS blas_thread_init: pthread_create failed for thread 41 of 64: Operation not permitted",
+        "pthread_create failed (EAGAIN) for attributes: stacksize: 1024k, guardsize: 4k, detached.",
+        unless=r"Operation not permitted|\bEPERM\b",
     ),
     likely(r"cgroup: fork rejected by pids controller", "cgroup: fork rejected by pids controller in /docker/4f1"),
 )

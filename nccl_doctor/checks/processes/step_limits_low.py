@@ -132,7 +132,7 @@ def _strict(names: list[str], has: int, ranks: int) -> Finding:
         severity=Severity.ERROR if has < FATAL * ranks else None,
         explains=(OVERCOMMIT,),
         fix=pasted(
-            "Allow overcommitting (for good: in /etc/sysctl.d):",
+            "Allow overcommitting (for good: in a .conf file in /etc/sysctl.d):",
             on_each(names, SysctlSet((("vm.overcommit_memory", "0"),), ("2",))),
             needs_root=True,
         ),

@@ -6,16 +6,19 @@ a few reports, give wrong sums. While the all-reduce hangs, the GPUs show 100% u
 their usual power.
 
 How we know: the check examines hosts with GPUs and an RDMA port that is up, and hosts with several GPUs without NVLink.
-GPUDirect RDMA needs nvidia_peermem, or the open kernel modules of the driver on Linux 5.12 or later (DMA-BUF). With
-root access, `lspci -vvv` shows whether Access Control Services (ACS) redirect traffic at PCI bridges. For traffic
-between GPUs, only the PCI bridges upstream of the GPUs matter. The IOMMU must not translate the GPUs' addresses
-(/sys/kernel/iommu_groups). In a virtual machine, ACS and the IOMMU must be on, and the provider decides whether a
-direct path exists. If the ACS or IOMMU settings can't be read, the check reports nothing about them. The job starts
-regardless of the ACS and IOMMU settings, and nccl-doctor's all-reduce measures the bandwidth. For GeForce GPUs, most of
-which do not support P2P, the diagnosis is only a note.
+GPUDirect RDMA needs nvidia_peermem, or the open kernel modules of the driver on Linux 5.12 or later (DMA-BUF).
+nvidia_peermem can be loaded only if it was built with RDMA peer memory, in which case it depends on ib_core
+(modules.dep). With root access, `lspci -vvv` shows whether Access Control Services (ACS) redirect traffic at PCI
+bridges. For traffic between GPUs, only the PCI bridges upstream of the GPUs matter. The IOMMU must not translate the
+GPUs' addresses (/sys/kernel/iommu_groups). In a virtual machine, ACS and the IOMMU must be on, and the provider decides
+whether a direct path exists. If the ACS or IOMMU settings can't be read, the check reports nothing about them. The job
+starts regardless of the ACS and IOMMU settings, and nccl-doctor's all-reduce measures the bandwidth. For GeForce GPUs,
+most of which do not support P2P, the diagnosis is only a note.
 
-Fix: run `modprobe nvidia_peermem` and list the module in /etc/modules-load.d, or install the driver's open kernel
-modules. Add `iommu=pt` to the kernel command line. If the IOMMU still translates the GPUs' addresses, add
+Fix: run `modprobe nvidia_peermem` and list the module in a .conf file in /etc/modules-load.d, or install the driver's
+open kernel modules. If modprobe reports "Invalid argument", nvidia_peermem was built without RDMA peer memory, which
+comes with MLNX_OFED or DOCA-OFED; install the driver again after MLNX_OFED or DOCA-OFED. Add `iommu=pt` (on ARM:
+`iommu.passthrough=1`) to the kernel command line. If the IOMMU still translates the GPUs' addresses, add
 `amd_iommu=off` (AMD), or turn VT-d off in the firmware (Intel). Turn ACS off in the firmware settings, or run `setpci
 -s BRIDGE ECAP_ACS+6.w=0000` to turn ACS off until the next boot. As a workaround for transfers between GPUs, set
 NCCL_P2P_DISABLE=1, so that NCCL uses shared memory.
@@ -55,17 +58,24 @@ SIGNS = LogSigns(
     RULES,
     make_advice(
         "NCCL's diagnostics report that GPUDirect RDMA is impaired on {who}, and maybe on other ranks.",
-        "Add iommu=pt to the kernel command line, and turn off ACS on the PCI bridges above the GPUs. Check the hosts:",
+        "Add iommu=pt (on ARM: iommu.passthrough=1) to the kernel command line, and turn off ACS on the PCI bridges "
+        "above the GPUs. Check the hosts:",
     ),
     warning_up_to=Grade.LIKELY,
 )
 
 LOAD = ModuleLoad("nvidia_peermem")
 NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
+LOADING = "Load the module (and list it in a .conf file in /etc/modules-load.d):"
+SETTINGS = "See nccl-doctor explain NCD402 for the firmware settings and kernel parameters to change."
+NO_PEERMEM = (
+    "Install the driver's open kernel modules (on Linux 5.12 or later); or install MLNX_OFED or DOCA-OFED, then "
+    "install the driver again, and load nvidia_peermem."
+)
 
 
-LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
-"""Pattern for the names of GPU models that are connected by NVLink even without an NVSwitch."""
+LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d|\b[BH]\d00\b(?! PCIe)|\bH20\b")
+"""Pattern for the names of GPU models that are connected by NVLink even without an NVSwitch on the PCI bus."""
 
 PEERS = Effect(
     ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),
@@ -81,21 +91,14 @@ def gpudirect_hindered(view: View) -> Findings:
     for host, facts in view.facts:
         if known(facts.gpus) and isinstance(facts.rdma, Unknown):
             yield Unjudged((host.name,), facts.rdma.reason)
-    for lines, hosts in view.hosts_by(lambda facts: tuple(_hindrances(facts)) or None).items():
-        loads = lines == (NO_WAY,)
+    for (lines, summary, loads), hosts in view.hosts_by(_hindered).items():
         yield Finding(
             hosts=hosts,
             message=f"GPUDirect RDMA is impaired on {fold(hosts)}: data between GPUs and network adapters passes "
             "through host memory or the CPU's root complex.",
             evidence=lines,
             explains=(),
-            fix=pasted(
-                "Load the module (and list it in /etc/modules-load.d):"
-                if loads
-                else "See nccl-doctor explain NCD402 for the firmware settings and kernel parameters to change.",
-                on_each(hosts, LOAD) if loads else (),
-                needs_root=True,
-            ),
+            fix=pasted(summary, on_each(hosts, LOAD) if loads else (), needs_root=True),
         )
     hindered = [(result, host.name) for host, facts in view.facts if (result := _between(host, facts)) is not None]
     for (lines, gpus, note), names in grouped(hindered).items():
@@ -106,9 +109,18 @@ def gpudirect_hindered(view: View) -> Findings:
             evidence=lines,
             severity=Severity.INFO if note else None,
             explains=() if note else None,
-            fix="Add iommu=pt to the kernel command line, and turn off ACS on the PCI bridges above the GPUs (in the "
-            "firmware settings, or with setpci); or set NCCL_P2P_DISABLE=1, so that NCCL uses shared memory instead.",
+            fix="Add iommu=pt (on ARM: iommu.passthrough=1) to the kernel command line, and turn off ACS on the PCI "
+            "bridges above the GPUs (in the firmware settings, or with setpci); or set NCCL_P2P_DISABLE=1, so that "
+            "NCCL uses shared memory instead.",
         )
+
+
+def _hindered(facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
+    """Return the hindrances of GPUDirect RDMA, the remedy, and whether the remedy is to load nvidia_peermem."""
+    lines = tuple(_hindrances(facts))
+    if lines != (NO_WAY,):
+        return (lines, SETTINGS, False) if lines else None
+    return (lines, LOADING, True) if known(facts.pci).peermem_built else (lines, NO_PEERMEM, False)
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:
@@ -139,7 +151,9 @@ def _detours(pci: PciPaths, acs: tuple[str, ...] | None) -> Iterator[str]:
         yield f"ACS redirects traffic at {plural(len(acs), 'PCI bridge')}: {', '.join(acs[:4])}"
     translating = [kind for kind in pci.iommu if kind != "identity"]
     if translating:
-        yield f"the IOMMU translates the GPUs' addresses ({', '.join(translating)}); iommu=pt lets them through"
+        kinds = ", ".join(translating)
+        passes = "iommu=pt (on ARM: iommu.passthrough=1) lets them through"
+        yield f"the IOMMU translates the GPUs' addresses ({kinds}); {passes}"
 
 
 def _has_port(facts: HostFacts) -> bool:

@@ -111,10 +111,14 @@ def _contained(facts: HostFacts) -> bool:
 
 def _fix(problem: str, names: list[str], contained: bool) -> Fix:
     if problem == NO_MODULE and not contained:
-        return pasted("Load the module (and list it in /etc/modules-load.d):", on_each(names, LOAD), needs_root=True)
+        listed = "Load the module (and list it in a .conf file in /etc/modules-load.d):"
+        return pasted(listed, on_each(names, LOAD), needs_root=True)
     if contained:
         no_module = problem == NO_MODULE
-        first = "On the container's host, load the module (modprobe ib_uverbs, and list it in /etc/modules-load.d). "
+        first = (
+            "On the container's host, load the module (modprobe ib_uverbs, and list it in a .conf file in "
+            "/etc/modules-load.d). "
+        )
         return Fix(
             summary=f"{first if no_module else ''}Pass the RDMA devices to the container: for docker and podman, with "
             "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; for a pod, with the RDMA device "

@@ -9,14 +9,15 @@ host without GPUDirect can reduce the bandwidth of all hosts from about 180 GB/s
 
 How we know: the check computes the device list of each host from /sys/class/infiniband and NCCL_IB_HCA, in the same way
 as the host's NCCL version. GPUDirect needs the nvidia_peermem module, or the open kernel modules of the driver, which
-export GPU memory as DMA-BUF. Ports that are down on all hosts, and devices that NCCL_IB_HCA excludes, are not compared.
-The state that most hosts have in common is assumed to be correct.
+export GPU memory as DMA-BUF. A difference in which of the two a host uses is not reported. Ports that are down on all
+hosts, and devices that NCCL_IB_HCA excludes, are not compared. The state that most hosts have in common is assumed to
+be correct.
 
 Differences in names, firmware versions, GUIDs and GIDs are not reported. Separate pages cover paired devices that can't
 communicate (rdma-pair-unreachable), GIDs (rdma-gid-missing) and speeds (rdma-link-slow).
 
-Fix: bring the port up (cable, subnet manager, `ip link set … up`), load nvidia_peermem (`modprobe nvidia_peermem`),
-or set NCCL_IB_HCA to the devices that all hosts have.
+Fix: bring the port up (cable, subnet manager, `ip link set … up`), load nvidia_peermem (`modprobe nvidia_peermem`), or
+set NCCL_IB_HCA to the devices that all hosts have.
 """
 
 from collections.abc import Iterator
@@ -88,5 +89,5 @@ def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tupl
     for entry in rdma.entries:
         yield f"{entry.device.name} port {entry.port.number}", entry.port.state
     if not isinstance(facts.pci, Unknown) and rdma.entries and not isinstance(facts.gpus, Unknown) and facts.gpus:
-        ways = [*(["nvidia_peermem"] if facts.pci.peermem else []), *(["DMA-BUF"] if facts.pci.dmabuf else [])]
-        yield GPUDIRECT, " and ".join(ways) or "none"
+        usable = facts.pci.peermem or facts.pci.dmabuf  # NCCL can use either; None if the second is unknown
+        yield from [] if usable is None else [(GPUDIRECT, "available" if usable else "none")]

@@ -8,14 +8,15 @@ How we know: the watchdog of torch's ProcessGroupNCCL prints "Watchdog caught co
 SeqNum and the OpType of the collective. gloo prints "Timed out waiting 1800000ms for recv operation". Horovod prints
 lists of stalled ranks. Since torch 2.15, the default backend is nccl2, which prints "[TC][rank=1][name=0] Operation
 timed out after 600012 ms". The timeout message of nccl2 contains neither the name nor the number of the collective. If
-a timeout message gives -1 as the last completed work, no collective finished before the timeout. If no collective
-finished, the ranks have probably never connected, so the cause is usually in the network. A log that stops without a
-timeout, a fault or a normal end might also lead to this diagnosis. If the log ends with Ctrl-C, with a complaint about
-a hang, or with a benchmark's table without rows, the diagnosis is an error. If the log ends with the output of
-nvidia-smi and a GPU at 100% utilization, the diagnosis is a warning. If a job runs on a single host and its log ends
-right after the ranks connected over shared memory, the diagnosis is also a warning, because the log might be an
-excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone can't show whether the job
-hangs.
+a timeout message gives -1 as the last completed work, no collective of that process group finished before the timeout.
+In that case, the ranks of the group have probably not connected because of the network, or one of them has not called
+the collective. If "Heartbeat monitor timed out" is the only message, no collective timed out, but a thread of that rank
+is stuck. A log that stops without a timeout, a fault or a normal end might also lead to this diagnosis. If the log ends
+with Ctrl-C, with a complaint about a hang, or with a benchmark's table without rows, the diagnosis is an error. If the
+log ends with the output of nvidia-smi and a GPU at 100% utilization, the diagnosis is a warning. If a job runs on a
+single host and its log ends right after the ranks connected over shared memory, the diagnosis is also a warning,
+because the log might be an excerpt. For other logs that stop early, the diagnosis is only a note, because a log alone
+can't show whether the job hangs.
 
 Fix: use `py-spy dump` to compare the ranks' stacks, or torch's flight recorder to compare their collectives. A step
 that only rank 0 performs, such as a checkpoint, an evaluation or a download, needs a longer timeout or a barrier of its
@@ -54,6 +55,24 @@ def _advice(case: Case) -> Advice:
         return by_rank(case)
     if case.first.wording == rule.CONNECTED:
         return _silence(case)
+    if all(event.wording in _STUCK for event in case.cause.events):
+        return advise(
+            f"The NCCL watchdog thread of {case.who} is stuck, usually in a CUDA or NCCL call or because another "
+            "thread holds the GIL.",
+            "Look at the stacks of that process (py-spy dump --native) and at dmesg (Xids). If the process was only "
+            "slow, raise TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.",
+            case.check(),
+        )
+    own_timeouts = tuple(event for event in case.cause.events if not _TOLD.search(event.text))
+    report = next((match for event in case.cause.events if (match := _TOLD.search(event.text))), None)
+    if report is not None and not own_timeouts:
+        return advise(
+            f"Rank {report['by']} reported a collective timeout to {case.who}; this log shows no other timeout.",
+            f"See what {case.who} did meanwhile (an exception, data loading, a checkpoint, other code), and pass the "
+            f"log of rank {report['by']} to nccl-doctor logs, too.",
+            case.check(),
+        )
+    case = replace(case, cause=replace(case.cause, events=own_timeouts))
     waits = waits_of(case)
     places = places_of(waits)
     groups = dict.fromkeys(place.group for place in places)
@@ -77,8 +96,8 @@ def _advice(case: Case) -> Advice:
     if never_started(case.cause.events):
         return advise(
             sentence + ".",
-            "No collective had ended before, so the ranks never connected: check interfaces, firewalls and RDMA. "
-            "Test the hosts:",
+            "No collective of that process group had ended before: its ranks have probably not connected (interfaces, "
+            "firewalls, RDMA), or a rank has not called it (data loading, an exception, other code). Test the hosts:",
             case.check(),
         )
     kept = recorder(next(iter(case.log.facts.torch_versions), None), "/tmp/trace_rank_")  # noqa: S108 - to be pasted
@@ -128,6 +147,17 @@ def _silence(case: Case) -> Advice:
 
 _NCCL2 = re.compile(r"\[TC\]\[rank=\d{1,9}\]\[name=([^\]]{0,200})\] Operation timed out")
 
+_NO_PROGRESS = r"(?:watchdog|Watchdog|monitor) got stuck for \d+ seconds"
+_NO_HEARTBEAT = (
+    r"(?:[Hh]eartbeat monitor timed out|no heartbeat of its watchdog|watchdog hang or watchdog error"
+    r"|possible GIL induced hang)"
+)
+_STUCK = frozenset({_NO_PROGRESS, _NO_HEARTBEAT})
+"""Messages of a rank whose own watchdog thread is stuck."""
+
+_TOLD = re.compile(r"collective timeout from +rank (?P<by>\d{1,7})")
+"""Pattern for the message of a rank that learns of another rank's timeout (ProcessGroupNCCL.cpp)."""
+
 RULES = (
     *symptoms(
         r"\[TC\](?:\[[^\]]{0,200}\]){0,2} Operation timed out after \d+ ms",
@@ -142,11 +172,10 @@ RULES = (
         r"WorkNCCL\(.*ran for \d+ milliseconds before timing out",
         "Timeout at NCCL work: 5, WorkNCCL(SeqNum=6, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800012 "
         "milliseconds before timing out",
-        r"(?:watchdog|Watchdog|monitor) got stuck for \d+ seconds",
+        _NO_PROGRESS,
         "[rank7]: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring "
         "enqueued collectives.",
-        r"(?:[Hh]eartbeat monitor timed out|no heartbeat of its watchdog|watchdog hang or watchdog error"
-        r"|possible GIL induced hang)",
+        _NO_HEARTBEAT,
         "[rank4]:[E708 11:01:11 ProcessGroupNCCL.cpp:1413] [PG ID 0 Rank 4] Heartbeat monitor timed out! Process "
         "will be terminated after dumping debug info.",
         r"(?:RPC call to \w+ timed out|Termination timeout for .* exceeded"

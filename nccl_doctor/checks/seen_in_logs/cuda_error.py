@@ -16,7 +16,7 @@ References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 
 from nccl_doctor.checks.software.gpu_errors import meaning_of_xid
 from nccl_doctor.logs.rule import Grade, generic, hint, likely, root
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))
@@ -25,6 +25,20 @@ ADVICE = make_advice(
     "CUDA failed on {who}. An earlier call might have caused it; this process's later errors are only consequences.",
     "Run it on that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",
 )
+
+_BUSY = make_advice(
+    "CUDA can't use a GPU on {who}: another process uses it in the EXCLUSIVE_PROCESS compute mode, or the GPU is not "
+    "usable.",
+    "See the processes and the compute mode in nvidia-smi (Compute M.): end the other process, or change the mode with "
+    "nvidia-smi -c DEFAULT as root.",
+)
+
+
+def _advice(case: Case) -> Advice:
+    if any("busy or unavailable" in event.text for event in case.cause.events):
+        return _BUSY(case)
+    return meaning_of_xid(case) or ADVICE(case)
+
 
 RULES = (
     likely(
@@ -56,7 +70,7 @@ RULES = (
     root(
         r"WARN .*(?:NVML failure|nvmlInit\w*\(\) failed|nvmlDevice\w+\(.*\) failed|Failed to set CUDA (?:device"
         r"|context))",
-        "n1:1:2 [0] misc/nvmlwrap.cc:70 NCCL WARN nvmlInit_v2() failed: Driver Not Loaded",
+        "n1:1:2 [0] misc/nvmlwrap.cc:70 NCCL WARN nvmlDeviceGetCount(&n) failed: Unknown Error",
     ),
     hint(
         r"CUDA initialization: |cudaGetDeviceCount\(\)\.? (?:Error|returned)",
@@ -67,7 +81,7 @@ RULES = (
         "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
     ),
     likely(
-        r"Xid \((?:PCI:)?[0-9a-fA-F:.]+\): (?:13|31|43|45|68|69|137)\b",
+        r"Xid \((?:PCI:)?[0-9a-fA-F:.]+(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (?:13|31|43|45|68|69|137)\b",
         "[53012.7] NVRM: Xid (PCI:0000:41:00): 31, pid=80211, name=python, Ch 00000010, MMU Fault",
         unless=r"SXid",
     ),
@@ -75,7 +89,7 @@ RULES = (
 
 SIGNS = LogSigns(
     RULES,
-    lambda case: meaning_of_xid(case) or ADVICE(case),
+    _advice,
     ras={"Unhandled CUDA error": Grade.LIKELY},
     after=(
         "duplicate-gpu",

@@ -8,7 +8,7 @@ code 137, "CANCELLED … DUE TO TIME LIMIT", or SIGHUP. The check ignores the SI
 workers after the first failure. SIGSEGV and SIGABRT mean that the process itself crashed.
 
 Fix: Look for the OOM killer's messages in dmesg, and for the scheduler's messages in the output of `sacct` or `kubectl
-describe`. Start long runs under tmux or nohup.
+describe`. Start long runs under tmux or as a batch job. nohup does not protect torchrun, which handles SIGHUP itself.
 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 """
@@ -44,12 +44,28 @@ def _advice(case: Case) -> Advice:
             f"A data loader worker of {case.who} was killed from outside, most likely by the kernel's OOM killer.",
             "See in dmesg on that host what sent the signal. Fewer workers (num_workers) need less host memory.",
         )
+    lost = next((match for event in case.cause.events if (match := _NODE_FAILED.search(event.text))), None)
+    if lost is not None:
+        node = lost["host"] or "a node of the job"
+        return advise(
+            f"Slurm ended processes of the job because {node} failed.",
+            "See Slurm's reason (scontrol show node, sinfo -R), and leave the node out (--exclude) until it is "
+            "repaired.",
+        )
+    if any(_HUNG_UP.search(event.text) for event in case.cause.events):
+        return advise(
+            f"A process of {case.who} received SIGHUP, usually because its terminal or SSH session was closed.",
+            "Start the job under tmux or as a batch job. nohup does not protect torchrun, which handles SIGHUP itself.",
+        )
     return advise(
         f"A process of {case.who} was killed from outside: by the kernel's OOM killer, the scheduler, a time limit or "
         "a person.",
         "Find out what sent the signal: see dmesg on that host, and the scheduler (sacct, kubectl describe pod).",
     )
 
+
+_NODE_FAILED = re.compile(r"DUE TO NODE FAIL|srun: error: Node failure on (?P<host>[\w.-]{0,252}\w)")
+_HUNG_UP = re.compile(r"Received 1 death signal|SIGHUP|got signal: 1\b|exited on signal 1\b")
 
 CRASHED = (
     r"(?:Segmentation fault|exitcode: -11\b|SIGSEGV|exited on signal 11|Caught signal 11"

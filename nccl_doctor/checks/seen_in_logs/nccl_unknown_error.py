@@ -26,11 +26,20 @@ from_logs(__name__, "NCD918")
 def _advice(case: Case) -> Advice:
     known = case.first.catalogued
     since = f" (in NCCL since {known.first})" if known and known.first else ""
-    if any(event.wording == STRANGER.pattern for event in case.cause.events):
+    if any(STRANGER.match(event.text) for event in case.cause.events):
+        peer = f" ({case.target})" if case.address.ip else ""
+        find = " Find out which host has that address." if peer else ""
         return advise(
-            f"A peer that is not a rank of this job connected to NCCL's port on {case.who} ({case.target}).",
+            f"A peer that is not a rank of this job connected to NCCL's port on {case.who}{peer}.",
             "It might be a rank of another job, a port scanner, or a rank whose NCCL version, NCCL_SOCKET_MAGIC or "
-            "socket encryption differs. Find out which host has that address.",
+            f"socket encryption differs.{find}",
+            case.check(),
+        )
+    if any(NOT_LOCAL.match(event.text) for event in case.cause.events):
+        return advise(
+            f"NCCL on {case.who} could not bind a socket: the host lacks the address, or can't use it yet.",
+            "See whether the interface that NCCL chose is up and keeps its address (ip address; an IPv6 address might "
+            "still be tentative), and whether NCCL_COMM_ID names an address of that host.",
             case.check(),
         )
     if known and "MSCCL" in known.template:
@@ -61,8 +70,14 @@ HINTED = clue(
 """The two lines of advice that NCCL 2.31 and later versions print after some warnings."""
 
 STRANGER = generic(
-    r"Handshake receive from .{1,80} failed, discarding peer connection|peer sent invalid or duplicate socket index \d",
+    r"Handshake receive from .{1,80} failed, discarding peer connection|peer sent invalid or duplicate socket index \d"
+    r"|socketFinalizeAccept: wrong magic",
     "n1:1:2 [0] NCCL WARN Handshake receive from 10.0.0.7<41234> failed, discarding peer connection",
+)
+
+NOT_LOCAL = generic(
+    r"NCCL WARN .*Call to bind failed ?: ?Cannot assign requested address",
+    "n1:1:2 [0] misc/socket.cc:374 NCCL WARN Call to bind failed : Cannot assign requested address",
 )
 
 NEAR = 20
@@ -70,6 +85,7 @@ NEAR = 20
 
 RULES = (
     STRANGER,  # before any warning
+    NOT_LOCAL,
     generic(
         r"NCCL WARN ",
         "n1:1:2 [0] x.cc:1 NCCL WARN Something that no table here knows",

@@ -4,7 +4,9 @@ What it means: A rank exited because an allocation failed, or the kernel killed 
 rank that exited.
 
 How we know: For GPU memory, the log contains "CUDA out of memory", NCCL's "Failed to CUDA calloc", or JAX's
-RESOURCE_EXHAUSTED. For host memory, the log contains oom-kill, std::bad_alloc or DefaultCPUAllocator.
+RESOURCE_EXHAUSTED. For host memory, the log contains oom-kill, std::bad_alloc, DefaultCPUAllocator, or "Cannot
+allocate memory" after a fork or in an OSError. With vm.overcommit_memory=2, such allocations fail although memory is
+free (see step-limits-low).
 
 Fix: For GPU memory, use a smaller batch, activation checkpointing or sharding. To shrink NCCL's own buffers, use fewer
 channels (NCCL_MAX_NCHANNELS). For host memory, use fewer data loader workers, or request more memory for the job.
@@ -88,7 +90,7 @@ RULES = roots(
     KILLED_FOR_MEMORY,
     "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
     r"(?:DefaultCPUAllocator: (?:can't|not enough|can not)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
-    r"|\bMemoryError\b)",
+    r"|\bfork: (?:retry: )?Cannot allocate memory|\bMemoryError\b)",
     "RuntimeError: [enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory: you tried to "
     "allocate 9 bytes.",
     r"(?:RESOURCE_EXHAUSTED|Resource exhausted): .*(?:[Oo]ut of memory|OOM|allocat)",
@@ -109,4 +111,27 @@ def _without_caught(scene: Scene) -> list[Event]:
     ]
 
 
-SIGNS = LogSigns(RULES, _advice, passes={PassStage.RECOVERY: _without_caught})
+_NO_POINTER = re.compile(r"Failed to CUDA (?:host )?(?:malloc|calloc|alloc)")
+_FAILED = re.compile(r"WARN (?:Cuda|HIP) failure")
+
+
+def _without_other_failures(scene: Scene) -> list[Event]:
+    """Remove NCCL's message about an allocation if the CUDA failure before it in the process has another reason.
+
+    NCCL prints this message after any failure in its allocation functions (src/include/alloc.h).
+    """
+    reasons: dict[tuple[str, str | None, str | None], str] = {}
+    events = []
+    for event in scene.events:
+        process = (event.file, event.prefix.host, event.prefix.pid)
+        if _FAILED.search(event.text):
+            reasons[process] = event.name
+        other = reasons.get(process, "out-of-memory") != "out-of-memory"
+        if not (other and event.name == "out-of-memory" and _NO_POINTER.search(event.text)):
+            events.append(event)
+    return events
+
+
+SIGNS = LogSigns(
+    RULES, _advice, passes={PassStage.MEANING: _without_other_failures, PassStage.RECOVERY: _without_caught}
+)

@@ -5,7 +5,9 @@ has a different master address, port or world size.
 
 How we know: torch prints "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)" or
 "Timed out after 601 seconds waiting for clients". Other signs are a store-based barrier that counts fewer workers than
-the world size, RendezvousTimeoutError, RendezvousConnectionError, and errors from JAX's coordination service.
+the world size, RendezvousTimeoutError, RendezvousConnectionError, and errors from JAX's coordination service. If the
+timeout concerns a key that another rank should have set ("retrieving ncclUniqueId from [0]", or a key such as rank_3),
+the store can be reached, but that rank did not get to its first operation in the process group.
 
 Fix: Start the job on all hosts within the timeout, with the same --rdzv-endpoint, or with the same --master_addr and
 --master_port. `nccl-doctor launch` prints the launch command of each host, and `nccl-doctor check` tests the port from
@@ -36,6 +38,16 @@ def _advice(case: Case) -> Advice:
             "With several hosts, give all of them the first host's address on the job's network (MASTER_ADDR, "
             "--master-addr, --rdzv-endpoint or the script's own --dist-url); nccl-doctor launch prints the commands. "
             "With a single host, the output of rank 0 shows why it did not listen.",
+        )
+    awaited = next((match for event in case.cause.events if (match := _KEY.search(event.text))), None)
+    if awaited is not None:
+        number = awaited["id"] or awaited["address"] or "0"
+        act = "publish its address" if awaited["address"] else "create the NCCL communicator"
+        return advise(
+            f"{case.who} waited in vain for rank {number} of its process group to {act}.",
+            f"The store can be reached, but rank {number} did not get to its first operation in that group. See "
+            "whether it started and what it did meanwhile (its log, an exception, data loading, py-spy dump).",
+            case.check(),
         )
     place = f" at {case.target}" if case.address != LoggedAddress() else ""
     return advise(
@@ -80,6 +92,12 @@ _CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
 _LOST = re.compile(r"RendezvousConnectionError|connection to the [Cc]10d store")
 _STACK = 60
 """Maximum number of lines from a ``_CALLED`` frame to the exception's last line (46 with torch 2.13)."""
+
+_KEY = re.compile(
+    r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<id>\d{1,7})\]"
+    r"|wait timeout after \d+ ?ms, keys: /\S{0,300}(?:/rank_(?P<address>\d{1,7})\b|/cuda//\d)"
+)
+"""Pattern for a key that another rank did not set: NCCL's unique ID, or the address of a gloo rank."""
 
 _LOOPBACK = re.compile(r"127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1|localhost(?:\.localdomain)?")
 

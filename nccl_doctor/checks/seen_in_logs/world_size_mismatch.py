@@ -41,6 +41,8 @@ def _advice(case: Case) -> Advice:
             "Build it with MPI (make MPI=1 MPI_HOME=...), and start it on all hosts with one mpirun or srun of that "
             "MPI; then one table lists the ranks of all hosts.",
         )
+    if case.first.wording in _OTHER_NUMBERS:
+        return advise(*_OTHER_NUMBERS[case.first.wording])
     return advise(
         f"Ranks and world size do not match, according to {case.who}: two processes have the same rank, ranks of "
         "another job connect, or the world size does not divide evenly.",
@@ -62,6 +64,37 @@ def _of_batch(batch: int, world: int | None) -> Advice:
         "Give the script such a --batch-size; nccl-doctor launch with the same option checks it before the start.",
     )
 
+
+_LIGHTNING = r"number of tasks per node configured in SLURM .* does not match|`--ntasks=\d+` in your SLURM"
+_DEEPSPEED = r"not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size"
+_SLOTS = r"not enough slots available in the system"
+_OTHER_NUMBERS = {
+    _LIGHTNING: (
+        "The number of devices that Lightning should use differs from the tasks per node of the Slurm job.",
+        (
+            "Set --ntasks-per-node of the batch script (not --ntasks) to the number of GPUs per host, and Lightning's "
+            "devices to the same number."
+        ),
+    ),
+    _DEEPSPEED: (
+        (
+            "train_batch_size in DeepSpeed's configuration is not the batch size per GPU times the gradient "
+            "accumulation steps times the number of ranks."
+        ),
+        (
+            "Correct train_batch_size, train_micro_batch_size_per_gpu or gradient_accumulation_steps in the DeepSpeed "
+            "configuration, or start as many ranks as they assume."
+        ),
+    ),
+    _SLOTS: (
+        "mpirun can't start the job, since its hosts have fewer slots than the ranks that were requested.",
+        (
+            "Give it the hosts with as many slots as ranks (-H gpu01:8,gpu02:8 or a hosts file), request a larger "
+            "allocation, or start fewer ranks."
+        ),
+    ),
+}
+"""Messages and remedies for patterns whose cause is a number other than the ranks and world sizes of running ranks."""
 
 # nccl-tests' own lines (src/common.cu)
 _FIRST_RANK = r"# +Rank +0 +Group +\d+ +Pid +\d+ +on "
@@ -92,13 +125,13 @@ RULES = _TABLES + roots(
     r"\b[Rr]ank\b.{0,12}(?:>=|must be less than|should be less than|must be smaller than) ?(?:the )?(?i:world(?:_"
     r"| )size)",
     "AssertionError: rank 8 >= world_size 8",
-    r"number of tasks per node configured in SLURM .* does not match|`--ntasks=\d+` in your SLURM",
+    _LIGHTNING,
     "ValueError: You set `devices=8` in Lightning, but the number of tasks per node configured in SLURM "
     "`--ntasks-per-node=1` does not match. HINT: Set `devices=1`.",
-    r"not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size",
+    _DEEPSPEED,
     "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
     "gradient_acc_step * world_size 8 != 1 * 1 * 2",
-    r"not enough slots available in the system",
+    _SLOTS,
     "There are not enough slots available in the system to satisfy the 16 slots that were requested",
 )
 

@@ -23,6 +23,7 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import CHOSEN, Grade, clue, failed_connects, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise, ifname_command, on_the_way
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.hostlist import fold, grouped, listed
 from nccl_doctor.text.inet import numeric
 
 from_logs(__name__, "NCD901", explains=("hostname-loopback", "no-route-to-host"))
@@ -35,23 +36,44 @@ _VIRTUAL = (
 
 
 def _advice(case: Case) -> Advice:
-    entities = case.entities(_interface)
-    iface, ip = entities.get("iface"), entities.get("ip")
-    used = f"{iface} ({ip})" if iface and ip else iface or ip or "an interface that the peers do not reach"
+    chosen = dict.fromkeys(
+        (event.address.iface, event.address.ip, event.prefix.host)
+        for event in case.cause.events
+        if event.wording in (CHOSEN, _CHOSEN_VIRTUAL)
+    )
+    used = grouped((f"{iface} ({ip})", host) for iface, ip, host in chosen if host)
+    places = listed([f"{name} on {fold(hosts)}" for name, hosts in used.items()], 4)
+    if len({_network(address) for _, ip, _ in chosen if (address := numeric(ip or ""))}) > 1:
+        message = f"NCCL uses {places}, in different networks."
+    elif used:
+        at = "at addresses" if len(used) > 1 else "at an address"
+        message = f"NCCL uses {places}, {at} that the other hosts can't reach."
+    elif not chosen and case.first.address.ip and "onnect" in case.first.text:  # the address of the other end
+        peer = case.first.address.ip
+        processes = case.log.facts.processes.values()
+        owners = [p.host for p in processes for nic in p.interfaces if nic.address.partition("%")[0] == peer]
+        owned = f" ({case.interface_of(peer)} on {fold(owners)})" if owners else ""
+        message = f"A rank uses the address {peer}{owned}, at which {case.who} can't reach it."
+    else:
+        entities = case.entities(_interface)
+        iface, ip = entities.get("iface"), entities.get("ip")
+        name = f"{iface} ({ip})" if iface and ip else iface or ip or "an interface that the peers do not reach"
+        message = f"NCCL uses {name} on {case.who}, at an address that the other hosts can't reach."
     return advise(
-        f"NCCL uses {used} on {case.who}, at an address that the other hosts can't reach.",
+        message,
         "Set NCCL_SOCKET_IFNAME to the right interface of each host, with a leading =. To find it:",
         ifname_command(case),
     )
 
 
+_CHOSEN_VIRTUAL = (
+    r"(?:Bootstrap ?: Using|NET(?:/Socket)? ?: Using(?: interface)?|; OOB) (?:\[0\])?(?P<iface>"
+    + _VIRTUAL
+    + r"):(?P<ip>[0-9a-fA-F.:]+)"
+)
+
 RULES = (
-    hint(
-        r"(?:Bootstrap ?: Using|NET(?:/Socket)? ?: Using(?: interface)?|; OOB) (?:\[0\])?(?P<iface>"
-        + _VIRTUAL
-        + r"):(?P<ip>[0-9a-fA-F.:]+)",
-        "n1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
-    ),
+    hint(_CHOSEN_VIRTUAL, "n1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"),
     root(
         r"set of common (?:task-to-task|routable|driver|network|NICs).*interface",
         "Exception: Unable to find a set of common task-to-task communication interfaces: [(0, {'lo'}), (1, {'eth1'})]",
@@ -70,17 +92,32 @@ _NETS = tuple(
 )
 
 
+def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    return next((str(net) for net in _NETS if address in net), "public")
+
+
+_ENDED = frozenset({"killed", "peer-died"})
+"""Faults that do not show that connections failed."""
+
+
 def _apart(scene: Scene) -> list[Event]:
-    """Add events for hosts whose interfaces are in different subnets, if failed connections are the only faults."""
-    if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
+    """Add events for hosts whose interfaces are in different subnets, if failed connections are the only faults.
+
+    A connection that was closed or reset existed before, so its address can be reached.
+    """
+    names = faults(scene.events)
+    if scene.log.facts.came_together or not names <= on_the_way() or (names and names <= _ENDED):
         return scene.events
     chosen: dict[str, Event] = {}
     for event in (event for reading in scene.log.readings for event in reading.events):
         if event.wording == CHOSEN and event.prefix.host:
             chosen.setdefault(event.prefix.host, event)
+    reached = {event.address.ip for event in scene.events if event.name == "peer-died" and event.grade > Grade.HINT}
+    if reached & {event.address.ip for event in chosen.values()} - {None}:
+        return scene.events
     addresses = (numeric(event.address.ip or "") for event in chosen.values())
     some = [ip for ip in addresses if ip is not None and ip.version == 4 and not ip.is_loopback]
-    nets = {next((str(net) for net in _NETS if ip in net), "public") for ip in some}
+    nets = {_network(ip) for ip in some}
     if len(nets) <= 1 and not (len(chosen) > 1 and str(_NETS[-1]) in nets):
         return scene.events
     return [*(replace(event, name="wrong-interface", grade=Grade.ROOT) for event in chosen.values()), *scene.events]

@@ -7,8 +7,10 @@ versions ("Driver/library version mismatch"), see gpu-driver-down.
 How we know: the driver version from nvidia-smi is compared with the minimum driver version for torch's CUDA version.
 The minimum driver version is 580.65.06 for CUDA 13, 525.60.13 for CUDA 12, and 450.80.02 for CUDA 11 (NVIDIA, "CUDA
 Compatibility", minor version compatibility). For earlier CUDA releases, the minimum is the driver version shipped with
-the toolkit. With a forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH, nothing is reported. If torch is
-built without CUDA, the driver version is not checked.
+the toolkit. With a forward-compatibility package (`cuda-compat`) on LD_LIBRARY_PATH, nothing is reported. The same
+applies if `ldconfig -p` leads to a libcuda.so.1 whose version is new enough and differs from the driver's, since
+NVIDIA's container runtime puts the package of an image there. If torch is built without CUDA, the driver version is not
+checked.
 
 Fix: update the driver and reboot the host, or install a torch build for an older CUDA version.
 """
@@ -21,7 +23,7 @@ from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.system import TorchInfo
+from nccl_doctor.snapshot.system import GpuDriver, TorchInfo
 from nccl_doctor.text.hostlist import fold
 
 LEAST = {
@@ -57,6 +59,8 @@ def cuda_driver_mismatch(view: View) -> Findings:
         least = needed(facts.torch.cuda)
         env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
         lifted = "compat" in env.get("LD_LIBRARY_PATH", "")  # a package may replace the driver's own library
+        library = facts.gpu_driver.libcuda if isinstance(facts.gpu_driver, GpuDriver) else None
+        lifted = lifted or bool(library and least and _numbers(library) >= _numbers(least))
         if gpus and least and _numbers(gpus[0].driver) < _numbers(least) and not lifted:
             old.setdefault((gpus[0].driver, facts.torch.cuda, least), []).append(host.name)
     for (driver, cuda, least), hosts in old.items():
@@ -83,7 +87,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 ADVICE = make_advice(
     "The NVIDIA driver of {who} is too old for this CUDA version, is not loaded, or was updated while in use.",
-    "Install a driver that supports this CUDA version, or a torch built for the driver's; reboot after an update.",
+    "Install a driver that supports this CUDA version, or a torch built for the driver's. Load a driver that is not "
+    "loaded (modprobe nvidia), and reboot after an update.",
 )
 
 # CUDA's errors 35, 803 and 804, and messages of torch and the driver.
@@ -99,7 +104,7 @@ RULES = roots(
     r"|libcuda\.so\S*: cannot open shared object)",
     "Error 804: forward compatibility was attempted on non supported HW",
     r"(?:[Cc]ouldn't communicate with the NVIDIA driver|Found no NVIDIA driver on your system|"
-    r"(?:no|not) (?:kernel )?NVIDIA (?:kernel )?driver (?:found|loaded))",
+    r"(?:no|not) (?:kernel )?NVIDIA (?:kernel )?driver (?:found|loaded)|failed: Driver Not Loaded)",
     "RuntimeError: Found no NVIDIA driver on your system.",
 )
 

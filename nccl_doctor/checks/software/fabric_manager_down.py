@@ -4,12 +4,12 @@ What it means: CUDA fails with "system not yet initialized" (error 802), or `tor
 although nvidia-smi shows all GPUs.
 
 How we know: the PCI bus shows NVSwitches (A100 and H100 boards), and systemd reports that nvidia-fabricmanager is not
-active. In a container, systemd can't be queried, so the check uses the GPUs' fabric state, which is "Completed" once
-the fabric is ready. GPUs in the fabric state "In Progress" are reported on any host. If the states of
-nvidia-fabricmanager and the fabric are both unknown, the check gives no result. In GB200 racks, the NVSwitches are
-outside the host, so the fabric manager is not checked. If nvidia-fabricmanager is not running, its version is read from
-the output of `nv-fabricmanager --version`. The fabric manager exits at startup unless it has exactly the same version
-as the driver.
+active and no process nv-fabricmanager runs outside systemd (such as in the driver container of NVIDIA's GPU operator).
+In a container, systemd can't be queried, so the check uses the GPUs' fabric state, which is "Completed" once the fabric
+is ready. GPUs in the fabric state "In Progress" are reported on any host. If the states of nvidia-fabricmanager and the
+fabric are both unknown, the check gives no result. In GB200 racks, the NVSwitches are outside the host, so the fabric
+manager is not checked. If nvidia-fabricmanager is not running, its version is read from the output of `nv-fabricmanager
+--version`. The fabric manager exits at startup unless it has exactly the same version as the driver.
 
 Fix: install nvidia-fabricmanager in exactly the same version as the driver, and start it with `systemctl enable --now
 nvidia-fabricmanager`.

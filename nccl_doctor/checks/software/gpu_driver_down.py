@@ -187,22 +187,33 @@ _REMEDY = (
     "kind (open or proprietary), install the other one. To see which it is:"
 )
 
+_PREBUILT = (
+    "Install the driver's module for this kernel in the same way as the driver (on Ubuntu, the package "
+    "linux-modules-nvidia-BRANCH-KERNEL; on RHEL, kmod-nvidia; or NVIDIA's installer), or boot a kernel that has it."
+)
+
 
 def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> DriverFault:
     kernel = facts.identity.kernel if isinstance(facts.identity, Identity) else None
     if nouveau:
-        remedy = "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in /etc/modprobe.d), and reboot."
+        remedy = (
+            "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in a .conf file in /etc/modprobe.d, then "
+            "run update-initramfs -u on Debian and Ubuntu, or dracut --force on RHEL), and reboot."
+        )
         return DriverFault("nouveau is loaded instead of NVIDIA's driver", "driver in use: nouveau", remedy)
     if kernel in driver.built_for:
         loaded = ModuleLoad("nvidia")
-        return DriverFault("the kernel module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
+        evidence = f"the nvidia module is installed for {kernel}"
+        return DriverFault("the kernel module is not loaded", evidence, "Load it:", (loaded,))
     if driver.built_for and kernel is not None:
-        evidence = f"nvidia.ko is there for {', '.join(driver.built_for[:3])}; {kernel} runs"
+        problem = "the kernel module is not built for the running kernel"
+        evidence = f"the nvidia module is installed for {', '.join(driver.built_for[:3])}; {kernel} runs"
+        if not driver.dkms:
+            return DriverFault(problem, evidence, _PREBUILT)
         remedy = "Build the module for this kernel (it needs the kernel's headers), and load it:"
-        lines = (ModulesBuild(), ModuleLoad("nvidia"))
-        return DriverFault("the kernel module is not built for the running kernel", evidence, remedy, lines)
+        return DriverFault(problem, evidence, remedy, (ModulesBuild(), ModuleLoad("nvidia")))
     words = f"; {facts.gpus.reason}" if isinstance(facts.gpus, Unknown) else ""
-    evidence = f"no nvidia.ko for any kernel{words}"
+    evidence = f"no nvidia module for any kernel{words}"
     return DriverFault("no driver is installed", evidence, "Install NVIDIA's driver, and reboot.")
 
 

@@ -32,7 +32,7 @@ PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69, 137})
 """Xids that normally come from a program, not from a faulty GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 OFF_THE_BUS = 79
-LOST = frozenset({OFF_THE_BUS, 119, 120, 140, RECOVERY})
+LOST = frozenset({OFF_THE_BUS, 95, 119, 120, 140, RECOVERY})
 """Xids after which a GPU can't run jobs (GPU off the bus, GSP failure, uncorrected ECC error, or reset required)."""
 
 
@@ -129,12 +129,12 @@ ADVICE = make_advice(
 # The driver's Xid lines, and NCCL's diagnostics about ECC and NVLink (NCCL DIAG).
 RULES = (
     root(
-        r"S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
+        r"S?Xid \((?:PCI:)?[0-9a-fA-F:.]+(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): \d+",
         "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus.",
-        unless=r" Xid \S+ (?:13|31|43|45|63|68|69|92|94|121|137)\b|Xid (?i:.{1,200}\bnon-?fatal)",
+        unless=r" Xid \([^)]*\): (?:13|31|43|45|63|68|69|92|94|121|137)\b|Xid (?i:.{1,200}\bnon-?fatal)",
     ),
     likely(
-        r"(?:NVRM: |nvidia-\w+: )?S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",
+        r"(?:NVRM: |nvidia-\w+: )?S?Xid \((?:PCI:)?[0-9a-fA-F:.]+(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): \d+",
         "[ 4242.1] NVRM: Xid (PCI:0000:3b:00): 63, pid=4242, Row Remapper: New row marked for remapping",
     ),
     likely(
@@ -149,7 +149,7 @@ RULES = (
 SIGNS = LogSigns(RULES, lambda case: meaning_of_xid(case) or ADVICE(case), after=("cuda-error",))
 
 _XID = re.compile(
-    r"(?P<kind>S?Xid) \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})\): (?P<number>\d{1,6})"
+    r"(?P<kind>S?Xid) \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (?P<number>\d{1,6})"
     r"(?:, pid='?(?P<pid>\d{1,9}|<unknown>)'?)?(?:, name=(?P<name>[\w.-]{1,40}))?"
 )
 _MEANING = {
@@ -187,16 +187,23 @@ _MEANING = {
 
 
 def meaning_of_xid(case: Case) -> Advice | None:
-    """Return advice about the meaning of the first Xid in the log lines, or None if no line contains an Xid."""
+    """Return advice about the meaning of the first Xid or SXid in the log lines, or None if no line contains an Xid."""
     xid = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if xid is None:
         return None
+    place = f" on {case.who}" if case.who != "a rank" else ""
+    if xid["kind"] == "SXid":
+        return advise(
+            f"SXid {xid['number']} of the NVSwitch {xid['bus']}{place}: see NVIDIA's Fabric Manager guide.",
+            "Take the host out of the job, read the log of nvidia-fabricmanager, and reset all GPUs of the board "
+            "together or reboot. If the error comes back, have the link and the board examined.",
+            case.check(),
+        )
     means = _MEANING.get(int(xid["number"]), "see NVIDIA's catalogue of Xids")
     process = f", process {xid['pid']}" if (xid["pid"] or "").isdigit() else ""
     process += f" ({xid['name']})" if process and xid["name"] else ""
-    place = f" on {case.who}" if case.who != "a rank" else ""
     return advise(
-        f"{xid['kind']} {xid['number']} of GPU {xid['bus']}{place}{process}: {means}.",
+        f"Xid {xid['number']} of GPU {xid['bus']}{place}{process}: {means}.",
         "If the program is at fault, use CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. If not, take the host out of "
         "the job, reset the GPU or reboot, and test it with dcgmi diag -r 3.",
         case.check(),

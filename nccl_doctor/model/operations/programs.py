@@ -22,9 +22,12 @@ class ServiceStart(Operation):
 
     @property
     def look(self) -> Line | None:
+        """The command that prints whether the service is enabled and active. A failed service counts as inactive."""
         there = script("command -v systemctl >/dev/null || exit {unknown}", unknown=UNKNOWN)
-        reads = [line("systemctl {what} {unit}", what=what, unit=self.unit) for what in ("is-enabled", "is-active")]
-        return in_turn([there, *reads, script(":")])
+        enabled = line("systemctl is-enabled {unit}", unit=self.unit)
+        # the undo stops a service, which leaves it inactive even if it had failed before
+        active = line("systemctl is-active {unit} | sed 's/^failed$/inactive/'", unit=self.unit)
+        return in_turn([there, enabled, active, script(":")])
 
     @property
     def expected(self) -> StateLines:
@@ -32,7 +35,7 @@ class ServiceStart(Operation):
 
     def undo(self, before: StateLines) -> Line | None:
         """Return the lines that restore the service's previous state: stopped, disabled, or both."""
-        verbs = [("disable", before[:1] == ("disabled",)), ("stop", before[1:2] in (("inactive",), ("failed",)))]
+        verbs = [("disable", before[:1] == ("disabled",)), ("stop", before[1:2] == ("inactive",))]
         return all_of([line("systemctl {verb} {unit}", verb=verb, unit=self.unit) for verb, was in verbs if was])
 
 

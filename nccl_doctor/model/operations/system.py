@@ -81,11 +81,12 @@ def _restored(name: str, value: str) -> Line | None:
 class HostsEntry(Operation):
     """An operation that adds addresses and names to /etc/hosts.
 
-    If the file had no final newline, the undo removes the newline that the operation added.
+    If the file had no final newline, the undo removes the newline that the operation added. On some machines,
+    cloud-init or a container engine writes the file anew at each start.
     """
 
     entries: tuple[tuple[str, str], ...]
-    survives_reboot: ClassVar[bool | None] = True
+    survives_reboot: ClassVar[bool | None] = None
 
     @property
     def lines(self) -> list[str]:
@@ -208,8 +209,12 @@ class IpRouteDelete(Operation):
         return not state
 
     def undo(self, before: StateLines) -> Line | None:
-        """Return the commands that add the deleted routes again, each with the metric that the route had before."""
-        return all_of([self._change("add", _metric(route.split())) for route in before]) if before else None
+        """Return the commands that add the deleted routes again, each with its previous protocol and metric.
+
+        The result is None if a route has other attributes, which the commands would not restore.
+        """
+        kept = [_kept(route) for route in before]
+        return all_of([None if more is None else self._change("add", more) for more in kept])
 
     def _change(self, verb: str, more: tuple[str, ...] = ()) -> Line | None:
         table = () if self.table == "main" else ("table", self.table)
@@ -218,9 +223,19 @@ class IpRouteDelete(Operation):
         return line("ip {v6} route {verb} {kind} {destination} {*table} {*more}", v6=v6, verb=verb, **holes)
 
 
-def _metric(route: list[str]) -> tuple[str, ...]:
-    at = route.index("metric") if "metric" in route[:-1] else len(route)
-    return tuple(route[at : at + 2]) if route[at + 1 : at + 2] and route[at + 1].isdecimal() else ()
+_ROUTE = re.compile(
+    r"\S+ \S+(?: dev lo)?(?P<kept>(?: proto [a-z0-9_]+)?(?: metric \d+)?)(?: error -?\d+)?(?: pref medium)?\s*",
+    re.ASCII,
+)
+
+
+def _kept(route: str) -> tuple[str, ...] | None:
+    """Return the protocol and metric of a route as arguments of ``ip route add``, or None for an unfamiliar route.
+
+    ``route`` is a line that ``ip route show`` printed. The device, error and preference are the kernel's defaults.
+    """
+    shown = _ROUTE.fullmatch(route)
+    return tuple(shown["kept"].split()) if shown else None
 
 
 @dataclass(frozen=True)

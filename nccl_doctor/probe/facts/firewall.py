@@ -54,7 +54,8 @@ class Root:
         # enough for its rules.
         status, _output, complaint = self._run([*self._sudo, "-l"], "sudo")
         if status:
-            wants = "sudo needs a password" if "password" in complaint else f"sudo refuses: {complaint.strip()}"
+            asks = "password" in complaint or "authentication is required" in complaint  # sudo-rs says the latter
+            wants = "sudo needs a password" if asks else f"sudo refuses: {complaint.strip()}"
             raise Unavailable(wants)
         # sudo -l also lists commands for which it would ask a password.
         timeout, true = find("timeout"), find("true")

@@ -189,8 +189,8 @@ def parse_service(text: str) -> str | None:
 
 def _libcuda(cache: str) -> str | None:
     """Return the version of the CUDA driver library that ld.so finds first, from the output of ``ldconfig -p``."""
-    found = re.search(r"^\s*libcuda\.so\.1 \([^)]*64[^)]*\) => (/.*)$", cache, re.MULTILINE)
-    version = re.search(r"/libcuda\.so\.(\d{2,4}\.[\d.]{1,20})$", os.path.realpath(under(found[1]))) if found else None
+    entry = re.search(r"^\s*libcuda\.so\.1 \([^)]*64[^)]*\) => (/.*)$", cache, re.MULTILINE)
+    version = re.search(r"/libcuda\.so\.(\d{2,4}\.[\d.]{1,20})$", os.path.realpath(under(entry[1]))) if entry else None
     return version[1] if version is not None else None
 
 

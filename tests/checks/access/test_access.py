@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def test_messages(fixture: str, messages: list[str]) -> None:
         ),
         ("ssh_auth_failed/fires-no-password", []),
         ("ssh_auth_failed/fires-no-key", []),
+        ("ssh_auth_failed/fires-agent-key", []),
         ("ssh_auth_failed/fires-second-factor", []),
         ("ssh_auth_failed/fires-no-keys", []),
         ("ssh_auth_failed/fires-too-many-keys", []),
@@ -117,6 +119,26 @@ def test_commands(fixture: str, commands: list[str]) -> None:
     assert [command.command for command in found] == commands
     assert {command.host for command in found} <= {None}
     assert all(shlex.split(command.command) for command in found)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "methods", "says"),
+    [
+        ("fires-no-key", ["publickey"], "Make a key with ssh-keygen"),
+        (
+            "fires-agent-key",
+            ["publickey"],
+            "(ssh: user, identity_file in the hosts file). The host accepts no password,",
+        ),
+        ("fires-agent-key", ["publickey", "password"], "(ssh: user, identity_file in the hosts file). Somebody with"),
+    ],
+)
+def test_a_key_is_made_only_if_none_was_offered(fixture: str, methods: list[str], says: str) -> None:
+    patch = json.loads((HERE / f"ssh_auth_failed/{fixture}.json").read_text())
+    patch["hosts"]["node2"]["failure"]["facts"]["methods"] = methods
+    (found,) = judge(patched(patch), "check").diagnoses
+    assert says in found.fix.summary
+    assert found.fix.commands == ()
 
 
 EXPIRED = {"out_of_time": ["the certificate /home/ann/.ssh/id_ed25519-cert.pub expired on 2026-01-01 00:00 UTC"]}

@@ -26,6 +26,8 @@ def diagnosis(fixture: str) -> Diagnosis:
 NAMED = [
     ("allreduce_failed/fires-killed", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
     ("allreduce_failed/fires-killed-and-an-abort", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
+    ("allreduce_failed/fires-an-error-and-an-abort", ["node1"], "Rank 0 on node1 failed: torch.OutOfMemoryError"),
+    ("allreduce_failed/fires-an-abort-alone", ["node2"], "Rank 1 on node2 was killed by SIGABRT"),
     (
         "allreduce_failed/fires-without-a-word",
         ["node2"],

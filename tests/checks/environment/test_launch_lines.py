@@ -256,6 +256,7 @@ def test_a_line_of_a_documentation_is_right(line: str, hosts: int) -> None:
         ("deepspeed --no_ssh --master_addr 10.0.0.1 train.py", 2, "--no_ssh is given without --node_rank"),
         (f"{C10D} --rdzv_endpoint=10.0.0.1:29500 --local-addr=localhost t.py", 2, "connect to that host itself"),
         (f"{C10D} --rdzv_endpoint=10.9.9.9:29500 t.py", 2, "No host recognizes 10.9.9.9 as its own"),
+        (f"{C10D} --rdzv_endpoint=10.0.0.1 t.py", 2, "with c10d's default port 29400, but nccl-doctor tested a differ"),
     ],
 )
 def test_a_line_that_is_like_it_and_wrong_is_named(line: str, hosts: int, said: str) -> None:
@@ -272,6 +273,22 @@ def test_a_file_of_accelerate_s_that_nobody_read_is_not_judged(option: str, file
     (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
     assert (report.diagnoses, check.outcome) == ((), Outcome.UNKNOWN)
     assert f"may stand in {file}" in (check.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("resolution", "outcome"),
+    [
+        ({"trainer": {"addresses": ["10.0.0.1"], "source": "10.0.0.1"}}, Outcome.PASS),
+        ({"trainer": {"addresses": ["10.9.9.9"], "source": "10.0.0.1"}}, Outcome.FOUND),
+        ({}, Outcome.UNKNOWN),
+    ],
+)
+def test_a_host_recognizes_another_name_of_its_address(resolution: dict[str, Any], outcome: Outcome) -> None:
+    """``_matches_machine_hostname`` compares the addresses of both names."""
+    names = healthy()["hosts"][0]["facts"]["resolution"]
+    line = f"{C10D} --rdzv_endpoint=trainer:29500 t.py"
+    report = judged(line, hosts=2, gpus=8, more={"resolution": {**names, **resolution}})
+    assert next(one for one in report.checks if one.name == "launch-line-wrong").outcome is outcome
 
 
 def test_a_server_that_is_none_of_the_hosts_is_not_judged() -> None:

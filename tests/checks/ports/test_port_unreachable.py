@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy, load
 
@@ -70,3 +71,30 @@ def test_dials_that_no_lossy_path_explains_are_not_passed_over() -> None:
     everybody = ["node1", "node2", "node4"]
     assert len(lossy(answered=everybody, outcome="refused")) == 2
     assert lossy(answered=everybody, resent=20) == ["node[1-2,4] can't reach node3 on port 40005."]
+
+
+def found(fixture: str) -> Diagnosis:
+    seen = load(Path(__file__).parent / f"port_unreachable/{fixture}.json")
+    (only,) = judge(seen, "check", lambda check: check.name == "port-unreachable").diagnoses
+    return only
+
+
+def test_over_ipv6_a_firewall_denies_as_a_rule_of_the_own_host_does() -> None:
+    denied = found("fires-denied-over-ipv6")
+    assert "ip rule" not in f"{denied.message}{denied.fix.summary}"
+    assert "typical of a firewall REJECT" in str(denied.evidence[0])
+    assert "itself prohibits" in found("fires-refused-by-its-own-routing").message
+
+
+def test_a_host_without_an_ipv6_address_is_told_to_look_at_that() -> None:
+    without = found("fires-without-an-ipv6-address")
+    assert "found no IPv6 address or port" in without.message
+    assert without.hosts == ("node2",)
+    assert "disable_ipv6" in without.fix.summary
+
+
+def test_a_policy_that_nobody_could_judge_is_not_said_to_let_it_pass() -> None:
+    assert found("fires-between-pods").fix.summary.startswith("No NetworkPolicy drops it.")
+    assert found("fires-between-pods-policies-undecided").fix.summary.startswith(
+        'The NetworkPolicy "only-ours" might drop it, which could not be determined (you are not allowed to get '
+    )

@@ -60,6 +60,10 @@ def test_a_port_is_reserved_only_if_the_kernel_gives_it() -> None:
     assert "reserve" not in accepted.fix.summary
 
 
+def test_a_mesh_without_sidecars_is_left_by_its_own_label() -> None:
+    assert "istio.io/dataplane-mode: none" in only("proxy-intercepts", "fires-no-sidecar").fix.summary
+
+
 def test_the_evidence_says_who_could_bind_a_port_below_1024() -> None:
     found = only("port-privileged", "fires-as-root")
     assert [str(line) for line in found.evidence] == ["bind to port 80: worked, as root"]

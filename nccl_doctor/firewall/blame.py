@@ -510,7 +510,8 @@ def _judge_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDia
             who = some(_is(item, peer, address, kube) for item in rule.peers) if rule.peers else True
             where = any(_holds(item, target, dial.port) for item in rule.ports) if rule.ports else True
             passes.append(every((who, where)))
-        yield PolicyBlame(name, way, tuple(chosen)), None if pod.host_network else some(passes)
+        allows = some(passes)
+        yield PolicyBlame(name, way, tuple(chosen)), None if pod.host_network and allows is False else allows
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:

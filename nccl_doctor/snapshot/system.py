@@ -289,8 +289,9 @@ class PciPaths(Observed):
     fabric_manager: str | None = None
     fabric_manager_version: Version | None = None  # for example "550.54.15"; only queried if the service does not run
     peermem: bool = False  # nvidia_peermem (or nv_peer_mem, its predecessor) is loaded
-    # the running kernel has an nvidia_peermem that was built with RDMA peer memory; only looked up if none is loaded
-    peermem_built: bool = False
+    # the running kernel has an nvidia_peermem that was built with RDMA peer memory; None if one is loaded, or if
+    # modules.dep can't be read, as in most containers
+    peermem_built: bool | None = None
     # the driver can export GPU memory as DMA-BUF: open kernel modules on Linux ≥5.12; None if the kind of modules is
     # unknown
     dmabuf: bool | None = None

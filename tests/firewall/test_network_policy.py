@@ -98,6 +98,7 @@ def test_what_nobody_can_tell_accuses_nobody() -> None:
         assert stopped(kube, found) == []
         assert undecided(kube, found) == ("p0",)
     assert undecided(facts(), of_space(team="x")) == ()
+    assert undecided(on_host, policies({"podSelector": {}, "ingress": [{}]})) == ()  # it allows everything
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("monitoring", IN), ("ml", [])])

@@ -101,6 +101,9 @@ CASES = [
     (("[W socket.cpp:663] [c10d] The client socket has failed to connect to [10.0.0.2]:29500 (errno: 101 - Network is "
      "unreachable).\ntorch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
      "(10.0.0.2, 29500)."), "no-route-to-host", "has no route to 10.0.0.2:29500", "ip route"),
+    (("[0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>\n[1] NCCL INFO Bootstrap : Using flannel.1:10.244.1.0<0>\n"
+     "[1] NCCL WARN socketStartConnect: Connect to 10.244.1.0<44017> failed : Connection timed out"),
+     "wrong-interface", "NCCL uses docker0 (172.17.0.1) on a rank", "NCCL_SOCKET_IFNAME"),
     ("gpu-17: Permission denied (publickey,password).",
      "ssh-auth-failed", "no key was accepted", "authorized_keys there. Then see what the hosts say:"),
 ]  # fmt: skip

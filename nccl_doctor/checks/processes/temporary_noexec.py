@@ -59,4 +59,5 @@ def _is_noexec(env: Mapping[str, str], folders: Sequence[TemporaryFolder]) -> bo
     if "TORCHINDUCTOR_CACHE_DIR" in env:
         return False
     used = f"{env.get('TMPDIR') or folders[0].path}/"
-    return any(folder.noexec and used.startswith(f"{folder.path.rstrip('/')}/") for folder in folders)
+    above = [folder for folder in folders if used.startswith(f"{folder.path.rstrip('/')}/")]
+    return bool(above) and max(above, key=lambda folder: len(folder.path)).noexec

@@ -120,7 +120,7 @@ def _hindered(facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
     lines = tuple(_hindrances(facts))
     if lines != (NO_WAY,):
         return (lines, SETTINGS, False) if lines else None
-    return (lines, LOADING, True) if known(facts.pci).peermem_built else (lines, NO_PEERMEM, False)
+    return (lines, NO_PEERMEM, False) if known(facts.pci).peermem_built is False else (lines, LOADING, True)
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:

@@ -43,7 +43,7 @@ def _advice(case: Case) -> Advice:
     )
     used = grouped((f"{iface} ({ip})", host) for iface, ip, host in chosen if host)
     places = listed([f"{name} on {fold(hosts)}" for name, hosts in used.items()], 4)
-    if len({_network(address) for _, ip, _ in chosen if (address := numeric(ip or ""))}) > 1:
+    if len({_network(address) for _, ip, host in chosen if host and (address := numeric(ip or ""))}) > 1:
         message = f"NCCL uses {places}, in different networks."
     elif used:
         at = "at addresses" if len(used) > 1 else "at an address"

@@ -30,7 +30,7 @@ NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
 FABRIC_MANAGER = "nv-fabricmanage"  # the kernel's name of the process nv-fabricmanager has 15 characters
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
-RDMA_PEERMEM = re.compile(r"^\S*/nvidia-peermem\.ko\S*:.*/ib_core\.ko", re.MULTILINE)
+RDMA_PEERMEM = re.compile(r"^\S*/nvidia(?:-[\w-]+)?-peermem\.ko\S*:.*/ib_core\.ko", re.MULTILINE)
 """Pattern of the line in modules.dep for an nvidia_peermem that was built with RDMA peer memory.
 
 Without RDMA peer memory, the module is a stub that does not depend on ib_core, and modprobe ends with EINVAL
@@ -82,7 +82,7 @@ def read_pci(deadline: float) -> dict[str, Any]:
         "fabric_manager": state,
         "fabric_manager_version": version[1] if version is not None else None,
         "peermem": peermem,
-        "peermem_built": RDMA_PEERMEM.search(modules or "") is not None,
+        "peermem_built": None if modules is None else RDMA_PEERMEM.search(modules) is not None,
         "dmabuf": dmabuf(read(under("/proc/driver/nvidia/version")), os.uname().release),
         "iommu": sorted(group for group in groups if group),
         "acs": None if bridges is None else parse_acs(bridges),

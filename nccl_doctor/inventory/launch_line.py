@@ -30,7 +30,7 @@ def with_line(reader: Callable[[Mapping[str, str]], Cluster], words: Sequence[st
     master = {name: value for name, value in line.master.items() if value}
     address = master.get("MASTER_ADDR", first.name)
     if len(cluster.nodes) > 1 and (address == "localhost" or is_loopback(address)):
-        del master["MASTER_ADDR"]  # the line is at fault, but its port is meant anyway
+        master.pop("MASTER_ADDR", None)  # the line is at fault, but its port is meant anyway
         address = first.name
     if address in (first.name, first.address):  # otherwise the line itself is at fault
         cluster = reader(master)

@@ -235,15 +235,22 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
     started = []
     for entry in commands:
         node = nodes[entry.host or ""]
-        words = ["sh", "-c"] if node.local else [*SSH, *arguments(node.options(SshOptions)), node.address]
-        start = [shell.argument(word) for word in words]
+        words = [*SSH, *arguments(node.options(SshOptions)), node.address]
+        start = [shell.argument(word) for word in (["setsid", "sh", "-c"] if node.local else words)]
         # over SSH, a command starts in the home directory
         command = shell.nested(f"cd && {entry.command}" if node.local else entry.command)
-        started.append(shell.script("""{start} {command} & set -- "$@" $!;""", start=start, command=command))
+        kept = shell.script("l=$!;" if node.local else "")
+        started.append(
+            shell.script("""{start} {command} & set -- "$@" $!;{kept}""", start=start, command=command, kept=kept)
+        )
     return _side_by_side(shell.script("{started}", started=started))
 
 
 def _side_by_side(started: Line) -> Line:
-    """Return a script that runs commands in parallel, ends them on Ctrl-C, and fails if any command fails."""
-    wait = """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
-    return shell.script(wait, started=started)
+    """Return a script that runs commands in parallel, ends them on Ctrl-C, and fails if any command fails.
+
+    The command on this machine is a session of its own (setsid), whose leader is "$l", so that its processes end too.
+    """
+    trap = """trap 'kill "$@"; [ -z "$l" ] || kill -- "-$l"' INT TERM;"""
+    wait = """(set --; l=; {trap} {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
+    return shell.script(wait, started=started, trap=Line(trap))

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +131,22 @@ def test_one_line_starts_all_hosts_over_ssh(tmp_path: Path) -> None:
 
 def test_this_machine_needs_no_ssh_for_itself(tmp_path: Path) -> None:
     assert ran(ssh_line(job(1, local=True)), tmp_path, 'echo "$2"') == ["torch.distributed.run"]
+
+
+def test_ctrl_c_ends_what_runs_on_this_machine_too(tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text("#!/bin/sh\nsleep 1000 & echo $!; wait\n")
+    (tmp_path / "python3").chmod(0o755)
+    words, env = ["sh", "-c", ssh_line(job(1, local=True))], {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        sleeper = int(process.stdout.readline())
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(LONG_S)
+        assert process.stdout.read() == ""  # the sleeper held it open
+    until = time.monotonic() + LONG_S
+    while Path(f"/proc/{sleeper}").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{sleeper}").exists()
 
 
 def test_variables_that_the_launcher_sets_are_left_to_it() -> None:

@@ -104,6 +104,16 @@ CASES = [
     (("[0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>\n[1] NCCL INFO Bootstrap : Using flannel.1:10.244.1.0<0>\n"
      "[1] NCCL WARN socketStartConnect: Connect to 10.244.1.0<44017> failed : Connection timed out"),
      "wrong-interface", "NCCL uses docker0 (172.17.0.1) on a rank", "NCCL_SOCKET_IFNAME"),
+    (("[rank2]:[E] ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump signal due to a collective "
+     "timeout from  rank 1 and we will try our best to dump the debug info.\n"
+     "[rank2]:[E] ProcessGroupNCCL.cpp:683] [Rank 2] [PG ID 0 PG GUID 0(default_pg) Rank 2] Terminating the process after "
+     "attempting to dump debug info, due to collective timeout or exception."),
+     "collective-timeout", "Rank 1 reported a collective timeout to rank 2", "log of rank 1"),
+    ("srun: error: Task launch for StepId=125452.4 failed on node n1: Unable to layout tasks on given cpus",
+     "step-not-started", "Unable to layout tasks", "no more nodes, tasks, GPUs"),
+    (("slurmstepd: error: pyxis: container start failed with error code: 1\n"
+     "srun: error: Task launch for StepId=321.0 failed on node n1: Plugin initialization failed"),
+     "container-start-failed", "container", ""),
     ("gpu-17: Permission denied (publickey,password).",
      "ssh-auth-failed", "no key was accepted", "authorized_keys there. Then see what the hosts say:"),
 ]  # fmt: skip

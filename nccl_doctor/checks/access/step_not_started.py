@@ -40,7 +40,12 @@ def _advice(case: Case) -> Advice:
     return advise(reason, next((fix for pattern, fix in _FIXES if pattern.search(case.first.text)), _TOO_LARGE))
 
 
+_TOO_LARGE = (
+    "Ask srun for no more nodes, tasks, GPUs and memory than the allocation has (scontrol show job); where another "
+    "step of the job holds them, add --overlap or end that step."
+)
 _FIXES = (
+    (re.compile(r"(?i:layout tasks|requested node configuration)"), _TOO_LARGE),
     (
         re.compile(_NOT_LAUNCHED),
         (
@@ -59,10 +64,6 @@ _FIXES = (
     ),
 )
 """Remedies for srun's reasons."""
-_TOO_LARGE = (
-    "Ask srun for no more nodes, tasks, GPUs and memory than the allocation has (scontrol show job); where another "
-    "step of the job holds them, add --overlap or end that step."
-)
 
 
 RULES = (

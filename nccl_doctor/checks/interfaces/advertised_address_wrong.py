@@ -155,7 +155,8 @@ def _by_line(view: View, program: str, name: str) -> Advertised | None:
         address = line.options.get(option)
         if not address or (program == "ray" and not _is_meant(view, line, name, address)):
             return None
-        return Advertised(address, f"--{option} says so", option)
+        flag = f"--{option.replace('_', '-')}"
+        return Advertised(address, f"{flag} says so", flag)
     return None
 
 

@@ -123,9 +123,12 @@ def _unreachable(view: View) -> Findings:
         asked = {peer: addresses[peer] for peer in (name, *verdicts) if peer in addresses}
         missing = lost_to(name, asked, partial(_may, reaches))
         target = address_of(address)
-        foreign = tuple(peer for peer in missing if address_of(asked[peer]).version != target.version)
+        foreign = [peer for peer in missing if address_of(asked[peer]).version != target.version]
+        missing = tuple(peer for peer in missing if peer not in foreign)
+        # without GLOO_SOCKET_IFNAME, gloo uses the address of the host's own name, which can be of another family
+        foreign = [peer for peer in foreign if peer in values]
         if foreign:
-            fault, missing = f"but gloo uses IPv{address_of(asked[foreign[0]]).version} on {{}}", foreign
+            fault, missing = f"but gloo uses IPv{address_of(asked[foreign[0]]).version} on {{}}", tuple(foreign)
             why = "gloo can't mix address families"
         elif missing:
             why = "it leads every host to itself" if target.is_loopback else verdicts[missing[0]].why

@@ -62,8 +62,9 @@ def _advice(case: Case) -> Advice:
     if all(event.wording == _ANY_SOCKET for event in case.cause.events):
         return advise(
             f"{case.who} tried to bind or connect to an address that is not available on its host (errno 99).",
-            "See which call failed (the traceback above the error): a server's host option might name another host's "
-            "address, localhost might resolve to ::1 on a host without IPv6, or no source port might be free.",
+            "See which call failed (the traceback above the error): MASTER_ADDR or a server's host option might name "
+            "another host's address, localhost might resolve to ::1 on a host without IPv6, or no source port might be "
+            "free.",
             case.check(),
         )
     return advise(

@@ -63,7 +63,7 @@ def _advice(case: Case) -> Advice:
             "slow, raise TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.",
             case.check(),
         )
-    own_timeouts = tuple(event for event in case.cause.events if not _TOLD.search(event.text))
+    own_timeouts = [event for event in case.cause.events if not _ECHO.search(event.text)]
     report = next((match for event in case.cause.events if (match := _TOLD.search(event.text))), None)
     if report is not None and not own_timeouts:
         return advise(
@@ -72,7 +72,7 @@ def _advice(case: Case) -> Advice:
             f"log of rank {report['by']} to nccl-doctor logs, too.",
             case.check(),
         )
-    case = replace(case, cause=replace(case.cause, events=own_timeouts))
+    case = replace(case, cause=replace(case.cause, events=tuple(own_timeouts or case.cause.events)))
     waits = waits_of(case)
     places = places_of(waits)
     groups = dict.fromkeys(place.group for place in places)
@@ -157,6 +157,10 @@ _STUCK = frozenset({_NO_PROGRESS, _NO_HEARTBEAT})
 
 _TOLD = re.compile(r"collective timeout from +rank (?P<by>\d{1,7})")
 """Pattern for the message of a rank that learns of another rank's timeout (ProcessGroupNCCL.cpp)."""
+_ECHO = re.compile(
+    rf"{_TOLD.pattern}|collective timeout from another rank|Terminating the process after attempting to dump debug info"
+)
+"""Pattern for messages of a rank about another rank's timeout, and for the message with which such a rank exits."""
 
 RULES = (
     *symptoms(

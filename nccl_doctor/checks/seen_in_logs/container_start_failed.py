@@ -23,7 +23,11 @@ from nccl_doctor.logs.rule import Grade, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, PassStage, Scene, advise
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD923", explains=("killed", "peer-died", "script-failed", "rendezvous-timeout", "disk-full"))
+from_logs(
+    __name__,
+    "NCD923",
+    explains=("killed", "peer-died", "script-failed", "step-not-started", "rendezvous-timeout", "disk-full"),
+)
 
 
 _NO_THREADS = r"(?:pthread_create|[Tt]hread creation) failed.{0,60}(?:Operation not permitted|\bEPERM\b)"

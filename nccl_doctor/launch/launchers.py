@@ -251,6 +251,6 @@ def _side_by_side(started: Line) -> Line:
 
     The command on this machine is a session of its own (setsid), whose leader is "$l", so that its processes end too.
     """
-    trap = """trap 'kill "$@"; [ -z "$l" ] || kill -- "-$l"' INT TERM;"""
+    trap = shell.script("""trap 'kill "$@"; [ -z "$l" ] || kill -- "-$l"' INT TERM;""")
     wait = """(set --; l=; {trap} {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
-    return shell.script(wait, started=started, trap=Line(trap))
+    return shell.script(wait, started=started, trap=trap)
